@@ -12,20 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ErrorDomain is the google.rpc.ErrorInfo domain of kubefan's reasons.
-const ErrorDomain = "kubefan.dev"
-
-// Reasons of kubefan's ErrorInfo that this package acts on. The gRPC guide lists all of them.
-const (
-	ReasonTooOld           = "RESOURCE_VERSION_TOO_OLD"
-	ReasonHistoryRewritten = "HISTORY_REWRITTEN"
-	ReasonTooLarge         = "RESOURCE_VERSION_TOO_LARGE"
-	ReasonNotSynced        = "NOT_SYNCED"
-	ReasonReauthenticate   = "REAUTHENTICATE"
-	ReasonRebalanced       = "REBALANCED"
-	ReasonConnectionAge    = "CONNECTION_AGE"
-)
-
 // Error is the error of a call.
 type Error struct {
 	// Address is the one that the caller gave to Connect.

@@ -124,7 +124,7 @@ async fn fetch(client: &Client, mut target: Target, read: &ReadOptions) -> Resul
         let result = fetch_once(client, target.clone(), read.clone()).await;
         match result {
             Err(error) if is_cluster_scoped(&error, &target) => target.namespace.clear(),
-            Err(error) if error.code() == Code::Unavailable && error.reason() != "RESOURCE_VERSION_TOO_LARGE" => {
+            Err(error) if error.code() == Code::Unavailable && !error.is_resource_version_too_large() => {
                 match error.retry_after() {
                     Some(delay) if Instant::now() + delay < deadline => {
                         if !std::mem::replace(&mut is_waiting, true) {

@@ -2,9 +2,7 @@
 
 import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
 import { Code, ConnectError } from "@connectrpc/connect";
-
-/** The domain of kubefan's reasons in `google.rpc.ErrorInfo`. */
-const ERROR_DOMAIN = "kubefan.dev";
+import { ERROR_DOMAIN, ErrorReason } from "./reasons.js";
 
 /** gRPC status codes. */
 export type StatusCode =
@@ -191,7 +189,7 @@ export function errorOf(failure: unknown, address: string): KubefanError {
   const code = CODES[error.code];
   const message = error.rawMessage === "" ? code : error.rawMessage;
   const { info, retryAfterMs, field } = detailsOf(error);
-  if (info?.reason === "TLS_REQUIRED") {
+  if (info?.reason === ErrorReason.TLS_REQUIRED) {
     const needsTls = "the server needs TLS on this port; use an https:// address";
     return new Unreachable(`cannot reach kubefan at ${address}: ${needsTls}`, { code });
   }

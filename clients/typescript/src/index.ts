@@ -64,6 +64,7 @@ export {
   type WaitOptions,
   type WatchOptions,
 } from "./options.js";
+export { ErrorMetadata, ErrorReason, GapReason } from "./reasons.js";
 export type { IndexFunction, Indexer } from "./store.js";
 export { VERSION } from "./version.js";
 export type { WatchItems, WatchStream } from "./watch.js";

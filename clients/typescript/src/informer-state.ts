@@ -15,6 +15,7 @@ import {
   type InformerOptions,
   type WatchOptions,
 } from "./options.js";
+import { ErrorReason } from "./reasons.js";
 import { Store } from "./store.js";
 
 /**
@@ -22,8 +23,6 @@ import { Store } from "./store.js";
  * sooner. A cluster that was restored from a backup may not for a long time.
  */
 export const OLD_SNAPSHOTS_MAX = 10;
-/** The reason of an expired version in a history that continues. */
-const TOO_OLD = "RESOURCE_VERSION_TOO_OLD";
 const DECIMAL = /^[0-9]+$/;
 
 /**
@@ -210,7 +209,7 @@ export class InformerState<T extends object = AnyValue> {
 
   /** Remembers the version, unless another history has replaced its own. */
   #noteExpired(error: KubefanError, version: string): void {
-    const known = error.reason === TOO_OLD ? versionNumber(version) : undefined;
+    const known = error.reason === ErrorReason.TOO_OLD ? versionNumber(version) : undefined;
     this.#expired = known ?? 0n;
     this.#refused = 0;
   }

@@ -26,6 +26,7 @@ import {
   targetMessage,
   type WatchOptions,
 } from "./options.js";
+import { ErrorReason } from "./reasons.js";
 import { receivedVersion, sentVersion } from "./resume-version.js";
 import { nodeZstd, type Zstd } from "./zstd.js";
 
@@ -39,7 +40,7 @@ export const TIMEOUT_GRACE_MS = 2_000;
 /** Clocks of two machines differ by this much over the life of a stream. */
 const CLOCK_MS = 100;
 /** The reasons of a stream that the server asks to continue on a new connection, at once. */
-const MOVED: ReadonlySet<string> = new Set(["REBALANCED", "CONNECTION_AGE"]);
+const MOVED: ReadonlySet<string> = new Set([ErrorReason.REBALANCED, ErrorReason.CONNECTION_AGE]);
 /**
  * A stream that is moved sooner than this after it was opened has failed: otherwise a server that
  * moves every stream would be asked in a tight loop.
@@ -244,7 +245,7 @@ export class WatchState {
 
   /** The call has failed. Throws the error if a retry cannot mend it. */
   failed(error: KubefanError, now: number, tokenMayChange = false): WatchItem[] {
-    const isOwnLimit = error.reason === "" || error.reason === "DEADLINE_EXCEEDED";
+    const isOwnLimit = error.reason === "" || error.reason === ErrorReason.DEADLINE_EXCEEDED;
     if (error.code === "DEADLINE_EXCEEDED" && isOwnLimit) {
       // The call's own limit, which the server has missed.
       this.#hasReceived = true;

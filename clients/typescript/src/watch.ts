@@ -8,6 +8,7 @@ import type { WatchResponse } from "./gen/kubefan/v1alpha1/watch_pb.js";
 import type { WatchEvent, WatchItem } from "./items.js";
 import type { AnyValue } from "./objects.js";
 import type { WatchOptions } from "./options.js";
+import { ErrorReason } from "./reasons.js";
 import { WatchState } from "./watch-state.js";
 
 /** One call of a watch. */
@@ -215,7 +216,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
         return [];
       }
       token.expire(sent);
-    } else if (error.reason === "REAUTHENTICATE") {
+    } else if (error.reason === ErrorReason.REAUTHENTICATE) {
       token.expire(sent);
     }
     try {

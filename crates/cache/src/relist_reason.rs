@@ -1,10 +1,13 @@
 //! Why a cache was listed again, or why its history has a marked gap.
 //!
 //! Every reason of this version is in one table: replicas and kubefans behind each other pass
-//! reasons on as text, and a text that one of them does not know would lose its meaning.
+//! reasons on as text, and a text that one of them does not know would lose its meaning. Those that
+//! clients may receive are part of the contract (`reasons.yaml`).
+
+use kubefan_common::reasons::GapReason;
 
 macro_rules! relist_reasons {
-    ($($(#[$doc:meta])+ $reason:ident = $text:literal;)+) => {
+    ($($(#[$doc:meta])+ $reason:ident = $text:expr;)+) => {
         /// Why a list was started, and why a gap is in the history.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum RelistReason {
@@ -34,31 +37,31 @@ relist_reasons! {
     /// A state at an older version, for a backfill.
     Backfill = "backfill";
     /// Upstream no longer has the events after the version.
-    Expired = "expired";
+    Expired = GapReason::Expired.as_str();
     /// Upstream no longer has the next page of a list.
-    ContinueExpired = "continue_expired";
+    ContinueExpired = GapReason::ContinueExpired.as_str();
     /// Upstream does not serve the resource.
-    NotFound = "not_found";
+    NotFound = GapReason::NotFound.as_str();
     /// Upstream does not let kubefan read the resource.
-    Forbidden = "forbidden";
+    Forbidden = GapReason::Forbidden.as_str();
     /// An event was longer than the limit.
-    LineTooLong = "line_too_long";
+    LineTooLong = GapReason::LineTooLong.as_str();
     /// An object could not be parsed.
-    BrokenObject = "broken_object";
+    BrokenObject = GapReason::BrokenObject.as_str();
     /// The events were not in order.
-    OutOfOrder = "out_of_order";
+    OutOfOrder = GapReason::OutOfOrder.as_str();
     /// The schema or the server's version has changed, so the same objects may have other bytes.
-    SchemaChanged = "schema_changed";
+    SchemaChanged = GapReason::SchemaChanged.as_str();
     /// A self-check found a difference.
-    SelfCheck = "self_check";
+    SelfCheck = GapReason::SelfCheck.as_str();
     /// The read in progress is lost, and no version is known to continue from.
-    Interrupted = "interrupted";
+    Interrupted = GapReason::Interrupted.as_str();
     /// The cluster continues another history, as after a restore from a backup.
     Rewritten = "rewritten";
     /// The other kubefan, which is upstream here, sent a catch-up.
-    CatchUp = "catch_up";
+    CatchUp = GapReason::CatchUp.as_str();
     /// A reason that this version does not know. A newer kubefan has sent it.
-    Other = "other";
+    Other = GapReason::Other.as_str();
 }
 
 impl RelistReason {
@@ -78,5 +81,8 @@ mod tests {
             assert_eq!(RelistReason::parse(reason.as_str()), *reason);
         }
         assert_eq!(RelistReason::parse("of a newer version"), RelistReason::Other);
+        for reason in GapReason::ALL {
+            assert_eq!(RelistReason::parse(reason.as_str()).as_str(), reason.as_str());
+        }
     }
 }

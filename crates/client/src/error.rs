@@ -13,15 +13,11 @@ use api_status::RETRY_AFTER_MAX;
 pub use api_status::{ApiStatus, ApiStatusCause};
 use cause::NEEDS_TLS;
 pub(crate) use cause::root_cause;
-
-/// The `google.rpc.ErrorInfo` domain of kubefan's error reasons.
-pub const ERROR_DOMAIN: &str = "kubefan.dev";
+use kubefan_common::reasons::ErrorReason;
+pub use kubefan_common::reasons::{ERROR_DOMAIN, error_metadata};
 
 /// Part of tonic's error message for a response of an HTTP server that does not speak gRPC.
 const NO_GRPC_STATUS: &str = "grpc-status header missing";
-
-/// The reason of a kubefan that needs TLS and was called without.
-const TLS_REQUIRED: &str = "TLS_REQUIRED";
 
 /// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -118,7 +114,7 @@ impl ClientError {
             return Self::Protocol { address: address.to_owned(), message };
         }
         let info = info.filter(|info| info.domain == ERROR_DOMAIN);
-        if info.as_ref().is_some_and(|info| info.reason == TLS_REQUIRED) {
+        if info.as_ref().is_some_and(|info| info.reason == ErrorReason::TlsRequired) {
             return Self::Unreachable { address: address.to_owned(), message: NEEDS_TLS.to_owned() };
         }
         let (reason, metadata) = info.map(|info| (info.reason, info.metadata)).unwrap_or_default();
@@ -202,13 +198,13 @@ impl ClientError {
     pub fn is_resource_version_too_large(&self) -> bool {
         match self {
             Self::Api(status) => status.is_resource_version_too_large(),
-            _ => self.reason() == "RESOURCE_VERSION_TOO_LARGE",
+            _ => self.reason() == ErrorReason::TooLarge,
         }
     }
 
     /// Whether kubefan has not read the resource completely yet.
     pub fn is_not_synced(&self) -> bool {
-        matches!(self, Self::Status(status) if status.reason == "NOT_SYNCED")
+        matches!(self, Self::Status(status) if status.reason == ErrorReason::NotSynced)
     }
 
     /// Whether the server refuses a watch because it was to start with the current state
@@ -295,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_call_without_tls_to_a_port_that_needs_it_names_the_remedy() {
-        let details = ErrorDetails::with_error_info(TLS_REQUIRED, ERROR_DOMAIN, HashMap::new());
+        let details = ErrorDetails::with_error_info(ErrorReason::TlsRequired.as_str(), ERROR_DOMAIN, HashMap::new());
         let error = ClientError::from_status(&Status::with_error_details(Code::Unavailable, "use TLS", details), "h:1");
         assert_eq!(
             error.to_string(),

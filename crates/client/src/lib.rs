@@ -133,7 +133,11 @@ pub use streams::{InformerEvent, Watcher, changed_only, objects, reflect, watche
 pub use kubefan_common::proto::v1alpha1::{
     Event, EventType, GetFreshnessResponse, ResolvedResource, ResourceStatus, Target,
 };
-pub use kubefan_common::{backoff::BackoffOptions, encoding::Encoding};
+pub use kubefan_common::{
+    backoff::BackoffOptions,
+    encoding::Encoding,
+    reasons::{ErrorReason, GapReason},
+};
 
 /// The examples of the README are compiled as tests.
 #[cfg(doctest)]

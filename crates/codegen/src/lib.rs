@@ -1,2 +1,2 @@
-//! Generates the Rust code of `proto/`. All of it is in `tests/generated.rs`, because only a test
-//! needs a protobuf compiler.
+//! Generates the code of `proto/`. All of it is in `tests/`, because only tests need a protobuf
+//! compiler.

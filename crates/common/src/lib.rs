@@ -9,6 +9,9 @@ pub mod names;
 #[doc(hidden)]
 pub mod planted;
 pub mod proto;
+#[rustfmt::skip]
+#[path = "generated/reasons.rs"]
+pub mod reasons;
 pub mod spread;
 pub mod sync;
 pub mod text;

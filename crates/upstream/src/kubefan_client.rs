@@ -15,7 +15,10 @@ use std::{
 use futures::FutureExt;
 use http::StatusCode;
 use kubefan_client::{Client, ClientCertificate, ClientError, ClientOptions, GetFreshnessResponse, WatchStream};
-use kubefan_common::proto::v1alpha1;
+use kubefan_common::{
+    proto::v1alpha1,
+    reasons::{ErrorReason, error_metadata},
+};
 use kubefan_model::{ResourceVersion, Scope};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
@@ -33,13 +36,6 @@ use super::{
 /// Maximum time of an answer about the freshness of a cache. A proof takes up to 4 s, and may wait
 /// for one that is under way.
 const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(9);
-/// The ErrorInfo reason of a resource that the next kubefan does not cache.
-const NOT_CACHED: &str = "NOT_CACHED";
-/// The ErrorInfo reason of a kubefan that is shutting down.
-const DRAINING: &str = "DRAINING";
-/// The key, in the metadata of an ErrorInfo, of the apiserver's reason why it cannot list a
-/// resource.
-const CAUSE: &str = "cause";
 /// Path of the service account's token in a pod.
 const POD_TOKEN_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -236,13 +232,13 @@ fn upstream_error(error: &ClientError) -> UpstreamError {
             _ => UpstreamError::InvalidResponse { message },
         };
     };
-    if let Some(cause) = status.metadata.get(CAUSE).filter(|_| error.is_not_synced()) {
+    if let Some(cause) = status.metadata.get(error_metadata::CAUSE).filter(|_| error.is_not_synced()) {
         let message = shorten(&format!("{INITIALIZING}: {cause}"));
         return UpstreamError::TooManyRequests { message, retry_after };
     }
     match status.code {
-        _ if error.reason() == NOT_CACHED => UpstreamError::NotCached { message },
-        _ if error.reason() == DRAINING => UpstreamError::Draining { message, retry_after },
+        _ if error.reason() == ErrorReason::NotCached => UpstreamError::NotCached { message },
+        _ if error.reason() == ErrorReason::Draining => UpstreamError::Draining { message, retry_after },
         _ if error.is_expired() => UpstreamError::Gone { message },
         _ if error.is_resource_version_too_large() => UpstreamError::VersionTooLarge { message, retry_after },
         Code::PermissionDenied => UpstreamError::Forbidden { message },

@@ -51,6 +51,7 @@ from .options import (
     Target,
     WatchOptions,
 )
+from .reasons import ErrorMetadata, ErrorReason, GapReason
 from .store import Indexer
 
 __all__ = [
@@ -64,6 +65,8 @@ __all__ = [
     "Deleted",
     "Disconnected",
     "Encoding",
+    "ErrorMetadata",
+    "ErrorReason",
     "Event",
     "EventType",
     "Expired",
@@ -71,6 +74,7 @@ __all__ = [
     "Forbidden",
     "GapBegin",
     "GapEnd",
+    "GapReason",
     "Indexer",
     "Informer",
     "InvalidAddress",

@@ -28,13 +28,12 @@ from .items import (
 )
 from .objects import DeleteReason, EventType, Object
 from .options import Projection, WatchOptions
+from .reasons import ErrorReason
 from .store import Indexer
 
 #: A state older than a version that is already known is refused this often. Replicas catch up
 #: sooner. A cluster that was restored from a backup may not for a long time.
 OLD_SNAPSHOTS_MAX = 10
-#: The reason of an expired version in a history that continues.
-_TOO_OLD = "RESOURCE_VERSION_TOO_OLD"
 
 
 def version_number(version: str) -> Optional[int]:
@@ -169,7 +168,7 @@ class InformerState:
 
     def _note_expired(self, error: KubefanError, version: str) -> None:
         """Remembers the version, unless another history has replaced its own."""
-        number = version_number(version) if error.reason == _TOO_OLD else None
+        number = version_number(version) if error.reason == ErrorReason.TOO_OLD else None
         self._expired, self._refused = number or 0, 0
 
     def _check(self, version: str) -> None:

@@ -39,6 +39,7 @@ from .items import (
 )
 from .objects import DeleteReason, EventType, Object
 from .options import Encoding, OnExpired, OnLag, Target, WatchOptions
+from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
 #: A stream lives between this many seconds and twice as many, then the watch resumes on another
@@ -49,7 +50,7 @@ TIMEOUT_GRACE_SECONDS = 2.0
 #: Clocks of two machines differ by this much over the life of a stream.
 _CLOCK_SECONDS = 0.1
 #: The reasons of a stream that the server asks to continue on a new connection, at once.
-_MOVED = ("REBALANCED", "CONNECTION_AGE")
+_MOVED = (ErrorReason.REBALANCED, ErrorReason.CONNECTION_AGE)
 #: A stream that is moved sooner than this after it was opened has failed: otherwise a server that
 #: moves every stream would be asked in a tight loop.
 _MOVED_AFTER_SECONDS = 5.0
@@ -218,7 +219,8 @@ class WatchState:
         self, error: KubefanError, now: float, token_may_change: bool = False
     ) -> list[WatchItem]:
         """The call has failed. Raises the error if a retry cannot mend it."""
-        if error.code.name == "DEADLINE_EXCEEDED" and error.reason in ("", "DEADLINE_EXCEEDED"):
+        is_own_limit = error.reason in ("", ErrorReason.DEADLINE_EXCEEDED)
+        if error.code.name == "DEADLINE_EXCEEDED" and is_own_limit:
             # The call's own limit, which the server has missed.
             self._received = True
             return self.finished(now)
@@ -229,7 +231,7 @@ class WatchState:
             return []
         # The headers of a refusal may arrive before its status and look like an answer, so only a
         # message, or an end that an accepted token has, shows that the token was accepted.
-        self._was_open = self._was_open or error.reason == "REAUTHENTICATE"
+        self._was_open = self._was_open or error.reason == ErrorReason.REAUTHENTICATE
         restart = isinstance(error, Expired) and self._options.on_expired == OnExpired.RESTART
         # The file may get another token. A token that was never accepted is a mistake, though.
         may_login = isinstance(error, Unauthenticated) and self._was_open and token_may_change

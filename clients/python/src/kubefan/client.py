@@ -22,6 +22,7 @@ from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, f
 from .items import Disconnected, Event, WatchItem
 from .objects import Object
 from .options import Target, WatchOptions, check_seconds
+from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ class WatchItems(Iterator[WatchItem]):
             if not self._state.is_open and self._token.replacement(self._sent):
                 return []
             self._token.expire(self._sent)
-        elif error.reason == "REAUTHENTICATE":
+        elif error.reason == ErrorReason.REAUTHENTICATE:
             self._token.expire(self._sent)
         try:
             items = self._state.failed(error, time.monotonic(), self._token.may_change)

@@ -8,8 +8,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-#: The domain of kubefan's reasons in `google.rpc.ErrorInfo`.
-ERROR_DOMAIN = "kubefan.dev"
+from .reasons import ERROR_DOMAIN, ErrorReason
 
 _STATUS_DETAILS = "grpc-status-details-bin"
 _Code = grpc.StatusCode
@@ -166,7 +165,7 @@ def from_rpc(error: Any, address: str) -> KubefanError:
     code: grpc.StatusCode = error.code()
     message: str = error.details() or code.name
     info, retry_after, field = _details(error.trailing_metadata())
-    if info is not None and info.reason == "TLS_REQUIRED":
+    if info is not None and info.reason == ErrorReason.TLS_REQUIRED:
         needs_tls = "the server needs TLS on this port; use an https:// address"
         return Unreachable(f"cannot reach kubefan at {address}: {needs_tls}", code=code)
     if info is None:
@@ -197,7 +196,7 @@ def from_call(error: Any, address: str, seconds: float) -> KubefanError:
     made = from_rpc(error, address)
     # The server knows the client's limit, and either may notice first that it is over. The server
     # has one of its own, too, with another reason.
-    if made.code == _Code.DEADLINE_EXCEEDED and made.reason in ("", "DEADLINE_EXCEEDED"):
+    if made.code == _Code.DEADLINE_EXCEEDED and made.reason in ("", ErrorReason.DEADLINE_EXCEEDED):
         problem = f"no complete answer from kubefan at {address} within {seconds:g} s"
         return Unreachable(problem, code=made.code, reason=made.reason)
     return made

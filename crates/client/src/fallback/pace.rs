@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use kubefan_common::backoff::BackoffOptions;
+use kubefan_common::{backoff::BackoffOptions, reasons::ErrorReason};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -87,7 +87,7 @@ impl Verdict {
             ClientError::Unreachable { .. } => true,
             // kubefan's own errors have a reason or a delay. Others are of a proxy in between.
             // kubefan answers no reads of the resource until its operator switches it back.
-            ClientError::Status(status) if status.reason == "PASSTHROUGH" => true,
+            ClientError::Status(status) if status.reason == ErrorReason::Passthrough => true,
             ClientError::Status(status) => {
                 use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, Unavailable, Unknown};
                 status.reason.is_empty()

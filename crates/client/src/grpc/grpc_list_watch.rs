@@ -3,8 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
-use kubefan_common::encoding::Encoding;
-use kubefan_common::proto::v1alpha1::{self, DeleteReason, Event, EventType, Target};
+use kubefan_common::{
+    encoding::Encoding,
+    proto::v1alpha1::{self, DeleteReason, Event, EventType, Target},
+    reasons::ErrorReason,
+};
 
 use super::{
     client::{Client, ObjectList, ReadOptions},
@@ -21,9 +24,6 @@ use crate::{
 /// A state older than a version that is already known is refused this often. Replicas catch up
 /// sooner. A cluster that was restored from a backup may not for a long time.
 const OLD_SNAPSHOTS_MAX: u32 = 10;
-
-/// The reason of an expired version in a history that continues.
-const TOO_OLD: &str = "RESOURCE_VERSION_TOO_OLD";
 
 /// Reads one resource from a kubefan over gRPC.
 ///
@@ -113,7 +113,7 @@ impl GrpcListWatch {
     /// Remembers a version that has expired, unless another history has replaced its own.
     fn ended(&self, error: &ClientError, version: &str) {
         if error.is_expired() {
-            let version = number(version).filter(|_| error.reason() == TOO_OLD);
+            let version = number(version).filter(|_| error.reason() == ErrorReason::TooOld);
             let mut known = self.known();
             known.expired = version.unwrap_or(0);
             known.refused = 0;

@@ -34,16 +34,14 @@ use kubefan_common::{
     backoff::Backoff,
     encoding::{Encoding, chunk, delta},
     proto::v1alpha1::{self, Event, ResolvedResource, Target, WatchRequest, WatchResponse, watch_response::Message},
+    reasons::ErrorReason,
 };
 
 /// The server ends a watch at its timeout. If it is this late, the client ends the watch itself.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(2);
 
-/// The reason of a stream that ended because its token did, or might have.
-const REAUTHENTICATE: &str = "REAUTHENTICATE";
-
 /// The reasons of a stream that the server asks to continue on a new connection, at once.
-const MOVED: [&str; 2] = ["REBALANCED", "CONNECTION_AGE"];
+const MOVED: [ErrorReason; 2] = [ErrorReason::Rebalanced, ErrorReason::ConnectionAge];
 
 /// A stream that is moved sooner than this after it was opened has failed: otherwise a server that
 /// moves every stream would be asked in a tight loop.
@@ -404,13 +402,13 @@ impl WatchStream {
     /// Whether the server asks the stream to continue on a new connection.
     fn is_moved(&self, error: &ClientError) -> bool {
         let was_open = self.opened_at.is_some_and(|at| at.elapsed() >= MOVED_AFTER);
-        was_open && MOVED.contains(&error.reason())
+        was_open && MOVED.iter().any(|reason| error.reason() == *reason)
     }
 
     fn failed(&mut self, error: ClientError) -> Result<WatchItem, ClientError> {
         let restart = error.is_expired() && self.options.on_expired == OnExpired::Restart;
         let is_refused = error.code() == Code::Unauthenticated;
-        if is_refused || error.reason() == REAUTHENTICATE {
+        if is_refused || error.reason() == ErrorReason::Reauthenticate {
             self.client.token.expire(self.sent.as_ref());
         }
         // The file may get another token. A token that was never accepted is a mistake, though.

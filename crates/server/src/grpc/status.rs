@@ -1,24 +1,22 @@
 //! Maps refusals and stream ends to gRPC status codes. No other file does.
 //!
-//! Every error carries an ErrorInfo (domain `kubefan.dev`, a stable reason). A temporary error also
-//! carries a RetryInfo, and an invalid argument a BadRequest that names the field (google.rpc
-//! `error_details.proto`).
+//! Every error carries an ErrorInfo with a reason, which decides its code (`reasons.yaml`). A
+//! temporary error also carries a RetryInfo, and an invalid argument a BadRequest that names the
+//! field (google.rpc `error_details.proto`).
 
 use std::{collections::HashMap, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
 use kubefan_cache::{Expired, Refusal, StreamEnd};
-use kubefan_common::text::without_user;
+use kubefan_common::{
+    reasons::{ERROR_DOMAIN, ErrorReason, error_metadata},
+    text::without_user,
+};
 use kubefan_model::ResourceVersion;
 use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use kubefan_audit::NotRecorded;
-
-const DOMAIN: &str = "kubefan.dev";
-
-/// Delay before clients retry after a temporary error; they add their own jitter.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The status of a request that was refused.
 pub fn refused(refusal: &Refusal) -> Status {
@@ -28,36 +26,32 @@ pub fn refused(refusal: &Refusal) -> Status {
         _ => shortened(without_user(&refusal.to_string())),
     };
     match refusal {
-        Refusal::NotSynced { .. } => temporary(Code::Unavailable, "NOT_SYNCED", message),
+        Refusal::NotSynced { .. } => failed(ErrorReason::NotSynced, message),
         Refusal::Failing { cause, .. } => failing(message, cause),
-        Refusal::Stale { .. } => temporary(Code::Unavailable, "STALE", message),
-        Refusal::NotFound(_) => failed(Code::NotFound, "RESOURCE_NOT_FOUND", message),
-        Refusal::Forbidden(_) => failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message),
-        Refusal::Unauthenticated(_) => failed(Code::Unauthenticated, "UNAUTHENTICATED", message),
-        Refusal::Denied(_) => failed(Code::PermissionDenied, "FORBIDDEN", message),
+        Refusal::Stale { .. } => failed(ErrorReason::Stale, message),
+        Refusal::NotFound(_) => failed(ErrorReason::ResourceNotFound, message),
+        Refusal::Forbidden(_) => failed(ErrorReason::UpstreamForbidden, message),
+        Refusal::Unauthenticated(_) => failed(ErrorReason::Unauthenticated, message),
+        Refusal::Denied(_) => failed(ErrorReason::Forbidden, message),
         Refusal::Expired(expired) => too_old(expired),
-        Refusal::Rewritten(_) => failed(Code::OutOfRange, "HISTORY_REWRITTEN", message),
-        Refusal::Future { .. } => temporary(Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", message),
+        Refusal::Rewritten(_) => failed(ErrorReason::HistoryRewritten, message),
+        Refusal::Future { .. } => failed(ErrorReason::TooLarge, message),
         Refusal::Invalid { field, message } => invalid(field, shortened(message.clone())),
         Refusal::NotEncoded(_) => invalid("encoding", format!("{message}; request ENCODING_JSON or ENCODING_ZSTD")),
-        Refusal::NotCached(_) => failed(Code::FailedPrecondition, "NOT_CACHED", message),
-        Refusal::Exhausted(_) | Refusal::NoRoom(_) => temporary(Code::ResourceExhausted, "LIMIT_REACHED", message),
-        Refusal::RateLimited { retry_after, .. } => {
-            temporary_for(*retry_after, Code::ResourceExhausted, "LIMIT_REACHED", message)
-        }
-        Refusal::Unavailable(_) => temporary(Code::Unavailable, "UPSTREAM_UNAVAILABLE", message),
-        Refusal::Switched(_) => temporary(Code::Unavailable, "PASSTHROUGH", message),
-        Refusal::Draining => temporary(Code::Unavailable, "DRAINING", message),
+        Refusal::NotCached(_) => failed(ErrorReason::NotCached, message),
+        Refusal::Exhausted(_) | Refusal::NoRoom(_) => failed(ErrorReason::LimitReached, message),
+        Refusal::RateLimited { retry_after, .. } => failed_for(*retry_after, ErrorReason::LimitReached, message),
+        Refusal::Unavailable(_) => failed(ErrorReason::UpstreamUnavailable, message),
+        Refusal::Switched(_) => failed(ErrorReason::Passthrough, message),
+        Refusal::Draining => failed(ErrorReason::Draining, message),
     }
 }
 
 /// Returns the status of a resource whose first list fails. The metadata has the apiserver's cause
 /// alone: a kubefan behind this one tells it to its own readers.
 fn failing(message: String, cause: &str) -> Status {
-    let metadata = HashMap::from([("cause".to_owned(), shortened(without_user(cause)))]);
-    let mut details = ErrorDetails::with_error_info("NOT_SYNCED", DOMAIN, metadata);
-    details.set_retry_info(Some(RETRY_DELAY));
-    Status::with_error_details(Code::Unavailable, message, details)
+    let metadata = HashMap::from([(error_metadata::CAUSE.to_owned(), shortened(without_user(cause)))]);
+    with_details(ErrorReason::NotSynced, details(ErrorReason::NotSynced, metadata), message)
 }
 
 /// The name of a code in the gRPC specification.
@@ -90,29 +84,27 @@ pub fn ended(end: &StreamEnd, sent: Option<ResourceVersion>) -> Option<Status> {
     match end {
         StreamEnd::Timeout | StreamEnd::Cancelled => None,
         StreamEnd::Deadline => Some(deadline_exceeded()),
-        StreamEnd::SnapshotStalled(_) => Some(temporary(Code::ResourceExhausted, "SNAPSHOT_STALLED", message)),
-        StreamEnd::Overloaded(_) => Some(temporary(Code::ResourceExhausted, "LIMIT_REACHED", message)),
+        StreamEnd::SnapshotStalled(_) => Some(failed(ErrorReason::SnapshotStalled, message)),
+        StreamEnd::Overloaded(_) => Some(failed(ErrorReason::LimitReached, message)),
         StreamEnd::Expired(expired) => Some(too_old(expired)),
-        StreamEnd::NotFound(_) => Some(failed(Code::NotFound, "RESOURCE_NOT_FOUND", message)),
-        StreamEnd::Forbidden(_) => Some(failed(Code::PermissionDenied, "UPSTREAM_FORBIDDEN", message)),
-        StreamEnd::Rewritten(_) => Some(failed(Code::OutOfRange, "HISTORY_REWRITTEN", message)),
-        StreamEnd::Stopped(_) => Some(temporary(Code::Unavailable, "STOPPED", message)),
-        StreamEnd::Revoked(message) => Some(failed(Code::PermissionDenied, "FORBIDDEN", shortened(message.clone()))),
-        StreamEnd::Reauthenticate(_) => Some(temporary(Code::Unavailable, "REAUTHENTICATE", message)),
-        StreamEnd::Switched(_) => Some(temporary(Code::Unavailable, "SWITCHED", message)),
-        StreamEnd::Disconnected => Some(temporary(Code::Unavailable, "DISCONNECTED", message)),
-        StreamEnd::Draining => Some(come_back(RETRY_DELAY, "DRAINING", message, sent)),
-        StreamEnd::Aged => Some(come_back(Duration::ZERO, "CONNECTION_AGE", message, sent)),
-        StreamEnd::Rebalanced => Some(come_back(Duration::ZERO, "REBALANCED", message, sent)),
+        StreamEnd::NotFound(_) => Some(failed(ErrorReason::ResourceNotFound, message)),
+        StreamEnd::Forbidden(_) => Some(failed(ErrorReason::UpstreamForbidden, message)),
+        StreamEnd::Rewritten(_) => Some(failed(ErrorReason::HistoryRewritten, message)),
+        StreamEnd::Stopped(_) => Some(failed(ErrorReason::Stopped, message)),
+        StreamEnd::Revoked(message) => Some(failed(ErrorReason::Forbidden, shortened(message.clone()))),
+        StreamEnd::Reauthenticate(_) => Some(failed(ErrorReason::Reauthenticate, message)),
+        StreamEnd::Switched(_) => Some(failed(ErrorReason::Switched, message)),
+        StreamEnd::Disconnected => Some(failed(ErrorReason::Disconnected, message)),
+        StreamEnd::Draining => Some(come_back(ErrorReason::Draining, message, sent)),
+        StreamEnd::Aged => Some(come_back(ErrorReason::ConnectionAge, message, sent)),
+        StreamEnd::Rebalanced => Some(come_back(ErrorReason::Rebalanced, message, sent)),
     }
 }
 
 /// The status of a stream that continues elsewhere.
-fn come_back(delay: Duration, reason: &str, message: String, sent: Option<ResourceVersion>) -> Status {
-    let metadata = sent.map(|version| ("resume_version".to_owned(), version.least_reached().to_string()));
-    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata.into_iter().collect::<HashMap<_, _>>());
-    details.set_retry_info(Some(delay));
-    Status::with_error_details(Code::Unavailable, message, details)
+fn come_back(reason: ErrorReason, message: String, sent: Option<ResourceVersion>) -> Status {
+    let version = |sent: ResourceVersion| (error_metadata::RESUME_VERSION.to_owned(), sent.least_reached().to_string());
+    with_details(reason, details(reason, sent.map(version).into_iter().collect()), message)
 }
 
 /// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library
@@ -133,40 +125,39 @@ pub fn replace_library_status<B: Default>(response: http::Response<B>) -> http::
     }
 }
 
-/// The status of a call without TLS on a port that needs it. Without a retry delay: a retry cannot
-/// succeed.
+/// The status of a call without TLS on a port that needs it.
 pub fn needs_tls(message: &str) -> Status {
-    failed(Code::Unavailable, "TLS_REQUIRED", message.to_owned())
+    failed(ErrorReason::TlsRequired, message.to_owned())
 }
 
 /// The status of a request that exceeds the size limit.
 pub fn too_long(message: &str) -> Status {
     let message = format!("the request is too long (--max-message-size): {message}");
-    failed(Code::ResourceExhausted, "REQUEST_TOO_LONG", message)
+    failed(ErrorReason::RequestTooLong, message)
 }
 
 /// The status of a request that cannot be decoded.
 pub fn malformed(message: &str) -> Status {
-    failed(Code::InvalidArgument, "MALFORMED_REQUEST", format!("the request cannot be decoded: {message}"))
+    failed(ErrorReason::MalformedRequest, format!("the request cannot be decoded: {message}"))
 }
 
 /// The status of a compressed request.
 pub fn compressed() -> Status {
     let message = "the request is compressed; kubefan accepts only uncompressed requests".to_owned();
-    let mut status = failed(Code::Unimplemented, "COMPRESSED_REQUEST", message);
+    let mut status = failed(ErrorReason::CompressedRequest, message);
     status.metadata_mut().insert("grpc-accept-encoding", MetadataValue::from_static("identity"));
     status
 }
 
 /// The status of a call whose deadline has passed.
 pub fn deadline_exceeded() -> Status {
-    failed(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", StreamEnd::Deadline.to_string())
+    failed(ErrorReason::DeadlineExceeded, StreamEnd::Deadline.to_string())
 }
 
 /// The status of a call whose request did not arrive in time.
 pub fn request_timeout(timeout: Duration) -> Status {
     let message = format!("the request did not arrive within {timeout:?}");
-    failed(Code::DeadlineExceeded, "REQUEST_TIMEOUT", message)
+    failed(ErrorReason::RequestTimeout, message)
 }
 
 /// The status of a call beyond the limit of those whose request has not arrived yet.
@@ -175,23 +166,23 @@ pub fn too_many_pending(limit: usize) -> Status {
         "kubefan waits for the requests of at most {limit} calls, and the last places are for clients with fewer of them \
          (--calls-pending-max)"
     );
-    temporary(Code::ResourceExhausted, "LIMIT_REACHED", message)
+    failed(ErrorReason::LimitReached, message)
 }
 
 /// The status of a call that is answered only if it is recorded.
 pub fn not_recorded(error: NotRecorded) -> Status {
-    failed(Code::Internal, "NOT_RECORDED", error.to_string())
+    failed(ErrorReason::NotRecorded, error.to_string())
 }
 
 /// The status of an unknown method.
 pub fn no_such_method(path: &str) -> Status {
-    failed(Code::Unimplemented, "NO_SUCH_METHOD", shortened(format!("there is no method {path}")))
+    failed(ErrorReason::NoSuchMethod, shortened(format!("there is no method {path}")))
 }
 
 /// The status of a watch that was not requested as plain gRPC over HTTP/2.
 pub fn not_grpc() -> Status {
     let message = "a watch needs POST over HTTP/2 with content-type application/grpc".to_owned();
-    failed(Code::Unimplemented, "NOT_GRPC", message)
+    failed(ErrorReason::NotGrpc, message)
 }
 
 /// The trailers of a response that ends with `status`; `None` means OK.
@@ -207,17 +198,16 @@ pub fn trailers(status: Option<Status>) -> HeaderMap {
 
 /// The status of a Get for an object that does not exist.
 pub fn object_not_found(resource: &str, name: &str) -> Status {
-    failed(Code::NotFound, "OBJECT_NOT_FOUND", format!("{resource} {name:?} not found"))
+    failed(ErrorReason::ObjectNotFound, format!("{resource} {name:?} not found"))
 }
 
 /// The status for Kubernetes' 410 Expired, with the oldest version from which a watch can resume.
 fn too_old(expired: &Expired) -> Status {
     let metadata = HashMap::from([
-        ("requested_resource_version".to_owned(), expired.requested.least_reached().to_string()),
-        ("oldest_resource_version".to_owned(), expired.oldest.least_reached().to_string()),
+        (error_metadata::REQUESTED_RESOURCE_VERSION.to_owned(), expired.requested.least_reached().to_string()),
+        (error_metadata::OLDEST_RESOURCE_VERSION.to_owned(), expired.oldest.least_reached().to_string()),
     ]);
-    let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_OLD", DOMAIN, metadata);
-    Status::with_error_details(Code::OutOfRange, expired.to_string(), details)
+    with_details(ErrorReason::TooOld, details(ErrorReason::TooOld, metadata), expired.to_string())
 }
 
 /// The longest message, in bytes. Messages quote the request, and a status is sent in headers,
@@ -234,24 +224,33 @@ fn shortened(mut message: String) -> String {
 }
 
 fn invalid(field: &str, message: String) -> Status {
-    let mut details = ErrorDetails::with_bad_request_violation(field, &message);
-    details.set_error_info("INVALID_ARGUMENT", DOMAIN, HashMap::new());
-    Status::with_error_details(Code::InvalidArgument, format!("{field}: {message}"), details)
+    let mut details = details(ErrorReason::InvalidArgument, HashMap::new());
+    details.add_bad_request_violation(field, &message);
+    with_details(ErrorReason::InvalidArgument, details, format!("{field}: {message}"))
 }
 
-fn failed(code: Code, reason: &str, message: String) -> Status {
-    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
-    Status::with_error_details(code, message, details)
+fn failed(reason: ErrorReason, message: String) -> Status {
+    with_details(reason, details(reason, HashMap::new()), message)
 }
 
-fn temporary(code: Code, reason: &str, message: String) -> Status {
-    temporary_for(RETRY_DELAY, code, reason, message)
-}
-
-fn temporary_for(delay: Duration, code: Code, reason: &str, message: String) -> Status {
-    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+/// The status of a temporary error with a delay of its own.
+fn failed_for(delay: Duration, reason: ErrorReason, message: String) -> Status {
+    let mut details = details(reason, HashMap::new());
     details.set_retry_info(Some(delay));
-    Status::with_error_details(code, message, details)
+    with_details(reason, details, message)
+}
+
+fn details(reason: ErrorReason, metadata: HashMap<String, String>) -> ErrorDetails {
+    let mut details = ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, metadata);
+    if let Some(delay) = reason.retry_delay() {
+        // Clients add their own jitter.
+        details.set_retry_info(Some(delay));
+    }
+    details
+}
+
+fn with_details(reason: ErrorReason, details: ErrorDetails, message: String) -> Status {
+    Status::with_error_details(reason.code(), message, details)
 }
 
 #[cfg(test)]

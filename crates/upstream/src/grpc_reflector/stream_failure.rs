@@ -1,12 +1,9 @@
 //! Why a stream of the next kubefan has failed.
 
-use kubefan_client::{ClientError, WatchItem};
+use kubefan_client::{ClientError, ErrorReason, WatchItem};
 
 use super::stream_state::ANSWER_TIMEOUT;
 use crate::{error::UpstreamError, kubefan_client::KubefanClient};
-
-/// The ErrorInfo reason of a version of another history.
-const HISTORY_REWRITTEN: &str = "HISTORY_REWRITTEN";
 
 /// Why a stream has failed.
 pub(super) struct StreamFailure {
@@ -20,7 +17,7 @@ impl StreamFailure {
     pub(super) async fn of(kubefan: &KubefanClient, last: Option<Result<WatchItem, ClientError>>) -> Self {
         let error = match last {
             Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => {
-                let is_rewritten = error.reason() == HISTORY_REWRITTEN;
+                let is_rewritten = error.reason() == ErrorReason::HistoryRewritten;
                 return Self { error: kubefan.failed(&error).await, is_rewritten };
             }
             Some(Ok(_)) => UpstreamError::invalid("a message before the start of the watch"),

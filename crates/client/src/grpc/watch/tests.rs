@@ -216,7 +216,7 @@ async fn the_delay_has_a_limit_of_its_own_while_kubefan_is_not_synced() {
 async fn a_watch_that_is_asked_to_move_resumes_at_once_and_its_caller_does_not_notice() {
     for reason in MOVED {
         let moved = || {
-            let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, []);
+            let mut details = ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, []);
             details.set_retry_info(Some(Duration::ZERO));
             Err(Status::with_error_details(Code::Unavailable, "come back", details))
         };

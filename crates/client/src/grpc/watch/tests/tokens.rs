@@ -28,7 +28,7 @@ fn rotate(server: &Scripted, dir: &Path, token: &str) {
 }
 
 fn reauthenticate() -> Step {
-    let details = ErrorDetails::with_error_info(REAUTHENTICATE, ERROR_DOMAIN, []);
+    let details = ErrorDetails::with_error_info(ErrorReason::Reauthenticate.as_str(), ERROR_DOMAIN, []);
     Err(Status::with_error_details(Code::Unavailable, "the token has expired", details))
 }
 
