@@ -11,7 +11,7 @@ import grpc
 
 from ._token import Token
 from ._version import __version__
-from .errors import InvalidAddress
+from .errors import InvalidAddress, Unreachable
 from .options import check_at_least, check_seconds
 
 #: The version that the server sees.
@@ -69,12 +69,21 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The parts of a channel."""
+    """The parts of a channel, and the address and credentials of its calls."""
 
+    address: str
     target: str
     credentials: Optional[grpc.ChannelCredentials]
     settings: list[tuple[str, Any]]
     token: Token
+
+    def authorization(self) -> Optional[str]:
+        """The token for the next call, if there is one. Raises `Unreachable`."""
+        # A short file on a file system in memory: reading it does not keep an event loop.
+        try:
+            return self.token.header()
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"cannot reach kubefan at {self.address}: {error}") from None
 
 
 def endpoint(address: str, options: ClientOptions) -> Endpoint:
@@ -151,7 +160,7 @@ def endpoint(address: str, options: ClientOptions) -> Endpoint:
     ]
     if options.server_name is not None:
         settings.append(("grpc.ssl_target_name_override", options.server_name))
-    return Endpoint(target, credentials, settings, token)
+    return Endpoint(address, target, credentials, settings, token)
 
 
 def _pem(file: Optional[str], kind: str) -> Optional[bytes]:

@@ -13,6 +13,13 @@ from typing import Callable, Optional
 #: The time after which a token file is read again.
 READ_INTERVAL_SECONDS = 10.0
 
+Metadata = Optional[tuple[tuple[str, str], ...]]
+
+
+def metadata_of(authorization: Optional[str]) -> Metadata:
+    """The metadata of a call with this token."""
+    return None if authorization is None else (("authorization", authorization),)
+
 
 class Token:
     """The source of the `authorization` of each call. Threads may share it."""

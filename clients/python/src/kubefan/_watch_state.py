@@ -218,7 +218,7 @@ class WatchState:
     def failed(
         self, error: KubefanError, now: float, token_may_change: bool = False
     ) -> list[WatchItem]:
-        """The call has failed. Raises the error if a retry cannot mend it."""
+        """The call has failed. Raises the error if a retry cannot fix it."""
         is_own_limit = error.reason in ("", ErrorReason.DEADLINE_EXCEEDED)
         if error.code.name == "DEADLINE_EXCEEDED" and is_own_limit:
             # The call's own limit, which the server has missed.

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 import grpc
 import grpc.aio
 
 from . import _keywords as messages
-from ._changes import Changes
+from ._aio_watch import WatchItems, WatchStream
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
-from ._watch_state import WatchState
-from .client import Metadata, metadata_of
-from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call, from_rpc
-from .items import Disconnected, Event, WatchItem
+from ._token import Metadata, metadata_of
+from .aio_informer import Informer
+from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call
 from .objects import Object
-from .options import Target, WatchOptions, check_seconds
-from .reasons import ErrorReason
+from .options import check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
@@ -31,7 +27,8 @@ if TYPE_CHECKING:
 
     from ._in_cluster import ClientKeywords
     from ._keywords import GetKeywords, ListKeywords, WatchKeywords
-    from .aio_informer import Informer
+
+__all__ = ["Client", "WatchItems", "WatchStream"]
 
 _T = TypeVar("_T")
 
@@ -119,13 +116,11 @@ class Client:
     def watch_items(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchItems:
         """As `watch`, with everything that the server and the connection say."""
         target, options = messages.watch_options(resource, dict(keywords))
-        return WatchItems(self, target, options)
+        return WatchItems(self._channel, self._endpoint, target, options)
 
     def informer(self, resource: str, **keywords: Unpack[WatchKeywords]) -> Informer:
         """An informer: a store that is kept equal to the server's state, and handlers."""
-        from .aio_informer import Informer
-
-        return Informer(self, resource, dict(keywords))
+        return Informer(self._channel, self._endpoint, resource, dict(keywords))
 
     async def close(self) -> None:
         """Closes the connection, and ends all its calls."""
@@ -160,7 +155,7 @@ class Client:
         """Asks with the token; once more if kubefan refuses it and the file has another."""
         end = time.monotonic() + seconds
         for attempt in (1, 2):
-            sent = self._authorization()
+            sent = self._endpoint.authorization()
             try:
                 return await ask(metadata_of(sent), max(0.0, end - time.monotonic()))
             except grpc.RpcError as failed:
@@ -170,173 +165,8 @@ class Client:
                     raise error from None
         raise AssertionError("unreachable")
 
-    def _authorization(self) -> Optional[str]:
-        # A short file on a file system in memory: reading it does not keep the loop.
-        try:
-            return self._endpoint.token.header()
-        except (OSError, ValueError) as error:
-            raise Unreachable(f"cannot reach kubefan at {self.address}: {error}") from None
-
 
 def _channel(made: Endpoint) -> grpc.aio.Channel:
     if made.credentials is None:
         return grpc.aio.insecure_channel(made.target, options=made.settings)
     return grpc.aio.secure_channel(made.target, made.credentials, options=made.settings)
-
-
-class WatchItems(AsyncIterator[WatchItem]):
-    """A running watch. One task reads it.
-
-    Attributes:
-        resume_version: Every item at or below this version has been returned. Empty until the first
-            snapshot is complete.
-    """
-
-    def __init__(self, client: Client, target: Target, options: WatchOptions) -> None:
-        self._client = client
-        self._token = client._endpoint.token
-        self._state = WatchState(target, options, client.address)
-        self._ready: deque[WatchItem] = deque()
-        self._call: Any = None
-        self._sent: Optional[str] = None
-        self._closed = asyncio.Event()
-        self.resume_version = options.resource_version
-        self._method = client._channel.unary_stream(
-            messages.WATCH,
-            request_serializer=api.WatchRequest.SerializeToString,
-            response_deserializer=api.WatchResponse.FromString,
-        )
-
-    @property
-    def cluster(self) -> str:
-        """The cluster of `resume_version`, for `watch(cluster=…)`; empty if it is unknown."""
-        return self._state.cluster
-
-    async def __anext__(self) -> WatchItem:
-        """The next item. Ends after the timeout or `close`, and raises as `kubefan.WatchItems`."""
-        while not self._ready:
-            if self._closed.is_set() or self._state.ended:
-                raise StopAsyncIteration
-            self._ready.extend(await self._step())
-        item = self._ready.popleft()
-        self.resume_version = item.resume_version or self.resume_version
-        return item
-
-    def close(self) -> None:
-        """Ends the watch, also while another task reads it."""
-        self._closed.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        self.close()
-
-    async def _step(self) -> list[WatchItem]:
-        try:
-            if self._call is None:
-                return await self._open()
-            message = await self._call.read()
-        except grpc.RpcError as failed:
-            return self._failed(from_rpc(failed, self._client.address))
-        except asyncio.CancelledError:
-            # `close` cancels the call, which the reader notices as its own cancellation.
-            if self._closed.is_set():
-                return []
-            raise
-        if message is grpc.aio.EOF:
-            self._call = None
-            return self._state.finished(time.monotonic())
-        items = self._state.accept(message, time.monotonic())
-        if items and isinstance(items[-1], Disconnected):
-            self._call.cancel()
-            self._call = None
-        return items
-
-    async def _open(self) -> list[WatchItem]:
-        delay = self._state.delay(time.monotonic())
-        if delay > 0:
-            try:
-                await asyncio.wait_for(self._closed.wait(), delay)
-                return []
-            except asyncio.TimeoutError:
-                pass
-        now = time.monotonic()
-        request = self._state.request(now)
-        if request is None:
-            return []
-        try:
-            self._sent = self._client._authorization()
-        except KubefanError as error:
-            return self._failed(error)
-        call = self._method(
-            request, metadata=metadata_of(self._sent), timeout=self._state.call_seconds(now)
-        )
-        self._call = call
-        await call.initial_metadata()
-        # A call that was refused is already over, and its error comes with the next step.
-        return [] if call.done() else self._state.opened(time.monotonic())
-
-    def _failed(self, error: KubefanError) -> list[WatchItem]:
-        self._call = None
-        if self._closed.is_set():
-            return []
-        if isinstance(error, Unauthenticated):
-            if not self._state.is_open and self._token.replacement(self._sent):
-                return []
-            self._token.expire(self._sent)
-        elif error.reason == ErrorReason.REAUTHENTICATE:
-            self._token.expire(self._sent)
-        return self._state.failed(error, time.monotonic(), self._token.may_change)
-
-
-class WatchStream(AsyncIterator[Event]):
-    """The events of a watch. One task reads it.
-
-    Attributes:
-        resume_version: Every event at or below this version has been returned.
-    """
-
-    def __init__(self, items: WatchItems) -> None:
-        self._items = items
-        self._changes = Changes()
-        self._ready: deque[Event] = deque()
-        self.resume_version = items.resume_version
-
-    @property
-    def cluster(self) -> str:
-        """The cluster of `resume_version`, for `watch(cluster=…)`; empty if it is unknown."""
-        return self._items.cluster
-
-    async def __anext__(self) -> Event:
-        """The next event. Ends after the timeout or `close`, and raises errors."""
-        while not self._ready:
-            item = await self._items.__anext__()
-            self._ready.extend(self._changes.accept(item))
-            if not self._ready:
-                self.resume_version = item.resume_version or self.resume_version
-        event = self._ready.popleft()
-        self.resume_version = event.resume_version or self.resume_version
-        return event
-
-    def close(self) -> None:
-        """Ends the watch, also while another task reads it."""
-        self._items.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        self.close()

@@ -9,6 +9,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+import grpc.aio
+
+from ._aio_watch import WatchItems
+from ._endpoint import Endpoint
 from ._informer_state import InformerState, version_number
 from .errors import KubefanError, Stopped
 from .handlers import (
@@ -29,8 +33,6 @@ from .store import Indexer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .aio import Client, WatchItems
 
 logger = logging.getLogger("kubefan")
 
@@ -112,8 +114,15 @@ class Informer:
             `wait_for_sync`.
     """
 
-    def __init__(self, client: Client, resource: str, keywords: dict[str, Any]) -> None:
-        self._client = client
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        made: Endpoint,
+        resource: str,
+        keywords: dict[str, Any],
+    ) -> None:
+        self._channel = channel
+        self._endpoint = made
         self._state = InformerState(resource, keywords)
         self.indexer: Indexer = self._state.indexer
         self.indexer._observer = self._report
@@ -219,10 +228,8 @@ class Informer:
         await self.stop()
 
     async def _run(self) -> None:
-        from .aio import WatchItems
-
         while not self._stopped.is_set():
-            items = WatchItems(self._client, self._state.target, self._state.options())
+            items = self._watch()
             try:
                 await self._follow(items)
             except KubefanError as error:
@@ -231,6 +238,10 @@ class Informer:
                 await asyncio.sleep(delay)
             finally:
                 items.close()
+
+    def _watch(self) -> WatchItems:
+        target, options = self._state.target, self._state.options()
+        return WatchItems(self._channel, self._endpoint, target, options)
 
     async def _follow(self, items: WatchItems) -> None:
         async for item in items:

@@ -1,28 +1,24 @@
-"""The client for ordinary programs: calls and iterators that block."""
+"""The client for ordinary programs: calls that block."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 import grpc
 
 from . import _keywords as messages
-from ._changes import Changes
 from ._connection import Connection
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
-from ._watch_state import WatchState
-from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call, from_rpc
-from .items import Disconnected, Event, WatchItem
+from ._token import Metadata, metadata_of
+from ._watch import WatchItems, WatchStream
+from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call
+from .informer import Informer
 from .objects import Object
-from .options import Target, WatchOptions, check_seconds
-from .reasons import ErrorReason
+from .options import check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
@@ -30,7 +26,8 @@ if TYPE_CHECKING:
 
     from ._in_cluster import ClientKeywords
     from ._keywords import GetKeywords, ListKeywords, WatchKeywords
-    from .informer import Informer
+
+__all__ = ["Client", "WatchItems", "WatchStream"]
 
 _T = TypeVar("_T")
 
@@ -143,16 +140,14 @@ class Client:
         Snapshots, gaps and catch-ups have marks; the caller applies them as units.
         """
         target, options = messages.watch_options(resource, dict(keywords))
-        return WatchItems(self, target, options)
+        return WatchItems(self._connection, self._endpoint, target, options)
 
     def informer(self, resource: str, **keywords: Unpack[WatchKeywords]) -> Informer:
         """An informer: a store that is kept equal to the server's state, and handlers.
 
         Keywords as for `watch`; with a projection, `only_changes` is true by default.
         """
-        from .informer import Informer
-
-        return Informer(self, resource, dict(keywords))
+        return Informer(self._connection, self._endpoint, resource, dict(keywords))
 
     def close(self) -> None:
         """Closes the connection, and ends all its calls. Takes up to 0.4 s during an outage."""
@@ -187,7 +182,7 @@ class Client:
         """Asks with the token; once more if kubefan refuses it and the file has another."""
         end = time.monotonic() + seconds
         for attempt in (1, 2):
-            sent = self._authorization()
+            sent = self._endpoint.authorization()
             try:
                 return ask(metadata_of(sent), max(0.0, end - time.monotonic()))
             except grpc.RpcError as failed:
@@ -197,200 +192,8 @@ class Client:
                     raise error from None
         raise AssertionError("unreachable")
 
-    def _authorization(self) -> Optional[str]:
-        try:
-            return self._endpoint.token.header()
-        except (OSError, ValueError) as error:
-            raise Unreachable(f"cannot reach kubefan at {self.address}: {error}") from None
-
-
-Metadata = Optional[tuple[tuple[str, str], ...]]
-
-
-def metadata_of(authorization: Optional[str]) -> Metadata:
-    """The metadata of a call with this token."""
-    return None if authorization is None else (("authorization", authorization),)
-
 
 def _channel(made: Endpoint) -> grpc.Channel:
     if made.credentials is None:
         return grpc.insecure_channel(made.target, options=made.settings)
     return grpc.secure_channel(made.target, made.credentials, options=made.settings)
-
-
-class WatchItems(Iterator[WatchItem]):
-    """A running watch. One thread reads it, any thread may `close` it.
-
-    Attributes:
-        resume_version: Every item at or below this version has been returned. Empty until the first
-            snapshot is complete.
-    """
-
-    def __init__(self, client: Client, target: Target, options: WatchOptions) -> None:
-        self._client = client
-        self._token = client._endpoint.token
-        self._state = WatchState(target, options, client.address)
-        self._ready: deque[WatchItem] = deque()
-        self._call: Any = None
-        self._sent: Optional[str] = None
-        self._closed = threading.Event()
-        self.resume_version = options.resource_version
-        self._method = client._channel.unary_stream(
-            messages.WATCH,
-            request_serializer=api.WatchRequest.SerializeToString,
-            response_deserializer=api.WatchResponse.FromString,
-        )
-
-    @property
-    def cluster(self) -> str:
-        """The cluster of `resume_version`, for `watch(cluster=…)`; empty if it is unknown."""
-        return self._state.cluster
-
-    def __next__(self) -> WatchItem:
-        """The next item. Raises StopIteration after the timeout or `close`.
-
-        Raises an error that a retry cannot fix, such as `Forbidden`; then the watch has ended.
-        """
-        while not self._ready:
-            if self._closed.is_set() or self._state.ended:
-                self._client._connection.ignore(self._listener)
-                raise StopIteration
-            self._ready.extend(self._step())
-        item = self._ready.popleft()
-        self.resume_version = item.resume_version or self.resume_version
-        return item
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._closed.set()
-        self._client._connection.ignore(self._listener)
-        call = self._call
-        if call is not None:
-            call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        self.close()
-
-    def _step(self) -> list[WatchItem]:
-        try:
-            if self._call is None:
-                return self._open()
-            message = next(self._call)
-        except StopIteration:
-            self._call = None
-            return self._state.finished(time.monotonic())
-        except grpc.RpcError as failed:
-            return self._failed(from_rpc(failed, self._client.address))
-        except ValueError:
-            # The channel was closed.
-            self._closed.set()
-            return []
-        items = self._state.accept(message, time.monotonic())
-        if items and isinstance(items[-1], Disconnected):
-            self._call.cancel()
-            self._call = None
-        return items
-
-    def _open(self) -> list[WatchItem]:
-        if self._closed.wait(self._state.delay(time.monotonic())):
-            return []
-        now = time.monotonic()
-        request = self._state.request(now)
-        if request is None:
-            return []
-        try:
-            self._sent = self._client._authorization()
-        except KubefanError as error:
-            return self._failed(error)
-        call = self._method(
-            request, metadata=metadata_of(self._sent), timeout=self._state.call_seconds(now)
-        )
-        self._call = call
-        if self._closed.is_set():
-            call.cancel()
-        call.initial_metadata()
-        # A call that was refused is already over, and its error comes with the next step.
-        if not call.is_active():
-            return []
-        self._client._connection.ignore(self._listener)
-        return self._state.opened(time.monotonic())
-
-    def _failed(self, error: KubefanError) -> list[WatchItem]:
-        self._call = None
-        if self._closed.is_set():
-            return []
-        if isinstance(error, Unauthenticated):
-            if not self._state.is_open and self._token.replacement(self._sent):
-                return []
-            self._token.expire(self._sent)
-        elif error.reason == ErrorReason.REAUTHENTICATE:
-            self._token.expire(self._sent)
-        try:
-            items = self._state.failed(error, time.monotonic(), self._token.may_change)
-        except KubefanError:
-            self._client._connection.ignore(self._listener)
-            raise
-        if isinstance(error, Unreachable):
-            self._client._connection.attend(self._listener)
-        else:
-            self._client._connection.ignore(self._listener)
-        # `close` may have come in between, when there was no listener yet.
-        if self._closed.is_set():
-            self._client._connection.ignore(self._listener)
-        return items
-
-    def _listener(self, _: grpc.ChannelConnectivity) -> None:
-        """The state of the connection shows in the next call."""
-
-
-class WatchStream(Iterator[Event]):
-    """The events of a watch. One thread reads it, any thread may `close` it.
-
-    Attributes:
-        resume_version: Every event at or below this version has been returned.
-    """
-
-    def __init__(self, items: WatchItems) -> None:
-        self._items = items
-        self._changes = Changes()
-        self._ready: deque[Event] = deque()
-        self.resume_version = items.resume_version
-
-    @property
-    def cluster(self) -> str:
-        """The cluster of `resume_version`, for `watch(cluster=…)`; empty if it is unknown."""
-        return self._items.cluster
-
-    def __next__(self) -> Event:
-        """The next event. Raises StopIteration after the timeout or `close`, and errors."""
-        while not self._ready:
-            item = next(self._items)
-            self._ready.extend(self._changes.accept(item))
-            if not self._ready:
-                self.resume_version = item.resume_version or self.resume_version
-        event = self._ready.popleft()
-        self.resume_version = event.resume_version or self.resume_version
-        return event
-
-    def close(self) -> None:
-        """Ends the watch."""
-        self._items.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        self.close()

@@ -8,7 +8,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from ._connection import Connection
+from ._endpoint import Endpoint
 from ._informer_state import InformerState, version_number
+from ._watch import WatchItems
 from .errors import KubefanError, Stopped
 from .handlers import (
     BACKLOG_CALLS_MAX,
@@ -27,8 +30,6 @@ from .store import Indexer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .client import Client, WatchItems
 
 logger = logging.getLogger("kubefan")
 
@@ -112,8 +113,11 @@ class Informer:
             `wait_for_sync`.
     """
 
-    def __init__(self, client: Client, resource: str, keywords: dict[str, Any]) -> None:
-        self._client = client
+    def __init__(
+        self, connection: Connection, made: Endpoint, resource: str, keywords: dict[str, Any]
+    ) -> None:
+        self._connection = connection
+        self._endpoint = made
         self._state = InformerState(resource, keywords)
         self.indexer: Indexer = self._state.indexer
         self.indexer._observer = self._report
@@ -234,10 +238,8 @@ class Informer:
         self.stop()
 
     def _run(self) -> None:
-        from .client import WatchItems
-
         while not self._stopped.is_set():
-            items = WatchItems(self._client, self._state.target, self._state.options())
+            items = self._watch()
             with self._changed:
                 self._items = items
                 if self._stopped.is_set():
@@ -251,6 +253,10 @@ class Informer:
             finally:
                 items.close()
             self._stopped.wait(delay)
+
+    def _watch(self) -> WatchItems:
+        target, options = self._state.target, self._state.options()
+        return WatchItems(self._connection, self._endpoint, target, options)
 
     def _follow(self, items: WatchItems) -> None:
         for item in items:
