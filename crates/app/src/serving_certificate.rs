@@ -13,7 +13,7 @@ use rustls::server::ResolvesServerCert;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
-use super::{AppError, clock::wall_clock, component::Shared};
+use super::{clock::wall_clock, component::Shared, failure::AppError};
 use crate::config::{ServeConfig, TlsSource};
 
 /// Where the certificate comes from.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Expired;
+use super::ring::Expired;
 
 /// Why a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

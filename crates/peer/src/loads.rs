@@ -12,7 +12,10 @@ use kubefan_common::proto::v1alpha1::{LoadRequest, LoadResponse, peer_service_cl
 use tokio::time::timeout;
 use tonic::{Code, transport::Channel};
 
-use super::{Dial, FoundPeers, PeerError};
+use super::{
+    error::PeerError,
+    receiver::{Dial, FoundPeers},
+};
 
 /// The time limit for one replica's answer, with a new connection if it needs one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -19,7 +19,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Server, server::Connected};
 use tracing::{error, warn};
 
-use super::{LoadSource, OfferedCaches, PeerError, TransferLog, TransferService, tls::PeerTls};
+use super::{
+    error::PeerError,
+    sender::{LoadSource, OfferedCaches, TransferService},
+    tls::PeerTls,
+    transfer_log::TransferLog,
+};
 
 /// The time limit of a TLS handshake. It is shorter than a peer waits for its connection, so that
 /// silent strangers do not make peers time out.

@@ -4,7 +4,7 @@
 use futures::future::BoxFuture;
 use tonic::{Extensions, Status};
 
-use super::CacheIdentity;
+use super::identity::CacheIdentity;
 
 /// Records transfers.
 pub trait TransferLog: Send + Sync + 'static {

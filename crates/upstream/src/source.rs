@@ -23,12 +23,12 @@ use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
-    Reflector, SourceReflector, Upstream, UpstreamError,
-    client::UpstreamObserver,
+    client::{Upstream, UpstreamObserver, identity::IdentityError},
+    error::UpstreamError,
     grpc_reflector::GrpcReflector,
-    identity::IdentityError,
     kubefan_client::KubefanClient,
-    reflector::{ReflectorOptions, Target},
+    reflector::{Reflector, ReflectorOptions, Target},
+    source_reflector::SourceReflector,
 };
 
 /// Greatest age of the proof in a kubefan's bookmark: the interval of its bookmarks.

@@ -5,9 +5,8 @@ use kubefan_model::ResourceVersion;
 use rand::Rng;
 
 use super::{
-    Reflector,
     grpc_reflector::GrpcReflector,
-    reflector::{NextStep, ReflectorError, ReflectorEvent},
+    reflector::{NextStep, Reflector, ReflectorError, ReflectorEvent},
 };
 
 /// A list and watch of one target. The methods are those of [`Reflector`].

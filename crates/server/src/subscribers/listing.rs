@@ -10,7 +10,7 @@ use kubefan_model::{
 use serde::Serialize;
 use tokio::{task::yield_now, time::Instant};
 
-use super::{Subscriber, Subscribers, text_of};
+use super::open_watches::{Subscriber, Subscribers, text_of};
 
 /// Watches that are examined before other tasks run.
 const SLICE: usize = 512;

@@ -22,7 +22,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use super::LogFormat;
+use super::log_format::LogFormat;
 
 /// The longest text of a field, in characters. The end of a message or an error has the advice.
 fn chars_max(field: &str) -> usize {

@@ -15,6 +15,7 @@ mod cancelled;
 mod connections;
 #[cfg(test)]
 mod lost_connections;
+mod passthrough_options;
 mod protection;
 mod repeat;
 #[cfg(test)]
@@ -36,52 +37,24 @@ use self::{
     connections::{Route, StreamPermits},
     repeat::Repeatable,
 };
-pub use self::{connections::connections_max, protection::check_reviewer};
+pub use self::{
+    connections::connections_max,
+    passthrough_options::{Credentials, PassthroughOptions},
+    protection::check_reviewer,
+};
 pub use crate::transport::connector::ForwardService;
 use crate::{
     acting_as::ActingAs,
     error::{UpstreamError, shorten},
     transport::{
         self,
-        connection::{ConnectionLimits, UpstreamBody, holding},
+        connection::{UpstreamBody, holding},
         connector::{self, HttpVersions},
         renewal::Renewed,
         settings::{SettingsError, UpstreamSettings},
         unprocessed,
     },
 };
-
-/// The owner of the credentials that a forwarded request carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Credentials {
-    /// Only the client's credentials, from the request.
-    Caller,
-    /// Only kubefan's credentials. Those in the request are removed.
-    Own,
-    /// Kubefan's credentials, and the user that the request acts as. Those in the request are
-    /// removed.
-    Impersonate,
-}
-
-impl Credentials {
-    /// Whether requests carry kubefan's credentials, and not their callers'.
-    fn are_kubefans(self) -> bool {
-        self != Self::Caller
-    }
-}
-
-/// Options of passthrough.
-#[derive(Debug, Clone)]
-pub struct PassthroughOptions {
-    /// The owner of the credentials that requests carry.
-    pub credentials: Credentials,
-    /// The limit on concurrent requests.
-    pub requests_max: usize,
-    /// Whether callers' tokens may be sent where others could read them.
-    pub allows_insecure_upstream: bool,
-    /// When a connection counts as dead.
-    pub connection: ConnectionLimits,
-}
 
 /// A request to forward.
 pub struct Forwarded {

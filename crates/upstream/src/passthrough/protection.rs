@@ -4,7 +4,7 @@ use http::uri::Scheme;
 use kube_client::{Config, config::AuthInfo};
 use kubefan_common::kubeconfig::is_loopback;
 
-use super::{Credentials, PassthroughOptions};
+use super::passthrough_options::{Credentials, PassthroughOptions};
 use crate::transport::{
     self,
     settings::{SettingsError, UpstreamSettings},
