@@ -1,7 +1,6 @@
 //! Errors of the client library: a failed connection, a gRPC status of kubefan with its
 //! machine-readable reason, or an error of the Kubernetes API.
 
-mod api_status;
 mod cause;
 
 use std::{collections::HashMap, error::Error as _, time::Duration};
@@ -9,12 +8,11 @@ use std::{collections::HashMap, error::Error as _, time::Duration};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use api_status::RETRY_AFTER_MAX;
-pub use api_status::{ApiStatus, ApiStatusCause};
 use cause::NEEDS_TLS;
 pub(crate) use cause::root_cause;
-use kubefan_common::reasons::ErrorReason;
+pub use kubefan_common::api_status::{ApiStatus, ApiStatusCause};
 pub use kubefan_common::reasons::{ERROR_DOMAIN, error_metadata};
+use kubefan_common::{api_status::RETRY_AFTER_MAX, reasons::ErrorReason};
 
 /// Part of tonic's error message for a response of an HTTP server that does not speak gRPC.
 const NO_GRPC_STATUS: &str = "grpc-status header missing";

@@ -1,5 +1,7 @@
 //! Code that the client library, the proxy and the simulator share.
 
+pub mod api_json;
+pub mod api_status;
 pub mod backoff;
 mod choice;
 pub mod encoding;
@@ -12,6 +14,7 @@ pub mod proto;
 #[rustfmt::skip]
 #[path = "generated/reasons.rs"]
 pub mod reasons;
+pub mod query;
 pub mod spread;
 pub mod sync;
 pub mod text;

@@ -129,9 +129,7 @@ impl CacheQuota {
         struct FirstPage {
             metadata: ListMetadata,
         }
-        let selector = Some(("fieldSelector", context.upstream_field_selector.as_str()));
-        let selector = selector.filter(|(_, selector)| !selector.is_empty());
-        let query = encode_query([("limit", "1")].into_iter().chain(selector));
+        let query = encode_query([("limit", "1"), ("fieldSelector", context.upstream_field_selector.as_str())]);
         // A kubefan cannot tell over gRPC, and sends what it has in memory anyway.
         let Some(source) = context.source.http() else { return Ok(()) };
         // If this request fails, so does the list that follows, and the informer handles that.

@@ -6,16 +6,14 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
-use kubefan_common::text::{one_line, without_value};
+use kubefan_common::{
+    api_status::{self, ApiStatus, ApiStatusCause},
+    text::{one_line, without_value},
+};
 use kubefan_model::{ResourceVersion, protobuf};
 
 /// The maximum length of a text from the apiserver or a library.
 const MESSAGE_CHARS_MAX: usize = 512;
-
-/// The maximum delay accepted from `Retry-After`. A longer one would look like a hang.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// The apiserver's message while its watch cache is not ready, before a colon and the cause if
 /// there is one (`apiserver/pkg/storage/cacher/ready.go`).
@@ -267,16 +265,13 @@ impl UpstreamError {
         }
     }
 
-    /// Converts a failed response: from the Status in its body, or otherwise from its text. API
-    /// priority and fairness sends 429 as plain text; every other part of the apiserver sends a
-    /// Status.
+    /// Converts a failed response: from the Status in its body, or otherwise from its text.
     pub fn from_response(code: http::StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let mut status = Status::parse(body)
-            .unwrap_or_else(|| Status { message: String::from_utf8_lossy(body).into_owned(), ..Status::default() });
-        status.code = code.as_u16();
-        let header = headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        status.details.retry_after_seconds = header.or(status.details.retry_after_seconds);
-        Self::from(status)
+        let code = code.as_u16();
+        let header = headers.get(http::header::RETRY_AFTER);
+        let retry_after = header.and_then(|value| api_status::retry_after(value.to_str().ok()?));
+        let status = read_status(body).unwrap_or_else(|| ApiStatus::from_text(code, body));
+        Self::from(status.of_response(code, retry_after))
     }
 
     /// JSON that cannot be read. The error does not quote it.
@@ -290,97 +285,42 @@ impl UpstreamError {
     }
 }
 
-/// A `metav1.Status`: the body of a failed request, and the object of a watch's ERROR event.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Status {
-    /// The HTTP status.
-    pub code: u16,
-    /// Machine-readable, such as `Expired`.
-    pub reason: String,
-    /// For humans.
-    pub message: String,
-    /// Causes and delay.
-    pub details: StatusDetails,
-}
-
-/// The part of `metav1.StatusDetails` that list and watch use.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct StatusDetails {
-    /// The delay that the apiserver asks for.
-    pub retry_after_seconds: Option<u64>,
-    /// The causes.
-    pub causes: Vec<StatusCause>,
-}
-
-/// One cause of a Status.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct StatusCause {
-    /// Machine-readable, such as `ResourceVersionTooLarge`.
-    pub reason: String,
-    /// For humans.
-    pub message: String,
-}
-
-impl Status {
-    /// Parses a Status from JSON or protobuf; `None` if the bytes are something else.
-    pub fn parse(body: &[u8]) -> Option<Self> {
-        if protobuf::is_enveloped(body) {
-            return protobuf::Status::read(body).map(Self::from);
-        }
-        #[derive(Deserialize)]
-        struct Kind {
-            kind: String,
-        }
-        let kind: Kind = serde_json::from_slice(body).ok()?;
-        (kind.kind == "Status").then(|| serde_json::from_slice(body).ok()).flatten()
-    }
-
-    /// Recognized as in client-go: by cause, or by the text that servers before 1.20 sent.
-    fn is_version_too_large(&self) -> bool {
-        self.details
-            .causes
-            .iter()
-            .any(|cause| cause.reason == "ResourceVersionTooLarge" || cause.message == "Too large resource version")
+/// Reads a `metav1.Status`, the body of a failed request or the object of a watch's ERROR event, from
+/// JSON or protobuf. `None` if the bytes are something else.
+pub(super) fn read_status(body: &[u8]) -> Option<ApiStatus> {
+    if protobuf::is_enveloped(body) {
+        protobuf::Status::read(body).map(from_protobuf)
+    } else {
+        ApiStatus::from_json(body)
     }
 }
 
-impl From<protobuf::Status> for Status {
-    fn from(status: protobuf::Status) -> Self {
-        let protobuf::Status { message, reason, details, code, .. } = status;
-        let details = details.unwrap_or_default();
-        let cause = |cause: protobuf::StatusCause| StatusCause { reason: cause.reason, message: cause.message };
-        let details = StatusDetails {
-            retry_after_seconds: u64::try_from(details.retry_after_seconds).ok(),
-            causes: details.causes.into_iter().map(cause).collect(),
-        };
-        Self { code: u16::try_from(code).unwrap_or_default(), reason, message, details }
-    }
+fn from_protobuf(status: protobuf::Status) -> ApiStatus {
+    let protobuf::Status { message, reason, details, code, .. } = status;
+    let details = details.unwrap_or_default();
+    let cause = |cause: protobuf::StatusCause| {
+        let protobuf::StatusCause { reason, message, field } = cause;
+        ApiStatusCause { reason, message, field }
+    };
+    let seconds = u64::try_from(details.retry_after_seconds).unwrap_or_default();
+    let status = ApiStatus::new(u16::try_from(code).unwrap_or_default(), &reason, &message);
+    status.with_details(seconds, details.causes.into_iter().map(cause).collect())
 }
 
-impl From<Status> for UpstreamError {
-    fn from(status: Status) -> Self {
-        let seconds = status.details.retry_after_seconds.filter(|&seconds| seconds > 0);
-        let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        let too_large = status.is_version_too_large();
-        let message = match status.message.trim() {
-            "" if status.reason.is_empty() => "no message".to_owned(),
-            "" => shorten(&status.reason),
-            text => shorten(text),
-        };
-        match (status.code, status.reason.as_str()) {
-            (401, _) => Self::Auth { message },
-            (403, _) => Self::Forbidden { message },
-            (404, _) => Self::NotFound { message },
-            (410, _) | (_, "Expired" | "Gone") => Self::Gone { message },
-            (429, _) => Self::TooManyRequests { message, retry_after },
-            (504, _) if too_large => Self::VersionTooLarge { message, retry_after },
-            (504, _) => Self::Timeout { message: format!("the apiserver reports: {message}"), retry_after },
-            (code @ 400..=499, _) => Self::Refused { code, message },
-            (code @ 500..=599, _) => Self::Server { code, message, retry_after },
-            (code, _) => Self::InvalidResponse { message: format!("status {code}: {message}") },
+impl From<ApiStatus> for UpstreamError {
+    fn from(status: ApiStatus) -> Self {
+        let (message, retry_after) = (shorten(&status.message), status.retry_after);
+        match status.code {
+            401 => Self::Auth { message },
+            403 => Self::Forbidden { message },
+            404 => Self::NotFound { message },
+            _ if status.is_expired() => Self::Gone { message },
+            429 => Self::TooManyRequests { message, retry_after },
+            _ if status.is_resource_version_too_large() => Self::VersionTooLarge { message, retry_after },
+            504 => Self::Timeout { message: format!("the apiserver reports: {message}"), retry_after },
+            code @ 400..=499 => Self::Refused { code, message },
+            code @ 500..=599 => Self::Server { code, message, retry_after },
+            code => Self::InvalidResponse { message: format!("status {code}: {message}") },
         }
     }
 }
@@ -427,7 +367,7 @@ mod tests {
         assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
         assert!(error.to_string().ends_with("Too large resource version: 9"), "{error}");
         let gone = protobuf::Status { reason: "Expired".into(), code: 410, ..Default::default() };
-        assert_eq!(UpstreamError::from(Status::parse(&gone.to_bytes()).unwrap()).reason(), "expired");
+        assert_eq!(UpstreamError::from(read_status(&gone.to_bytes()).unwrap()).reason(), "expired");
     }
 
     #[test]
@@ -460,10 +400,17 @@ mod tests {
     }
 
     #[test]
+    fn a_status_with_null_for_what_it_does_not_have_is_read() {
+        for details in ["null", r#"{"causes":null}"#] {
+            let body = format!(r#"{{"kind":"Status","code":403,"message":"no","details":{details}}}"#);
+            let error = UpstreamError::from_response(StatusCode::FORBIDDEN, &HeaderMap::new(), body.as_bytes());
+            assert_eq!(error, UpstreamError::Forbidden { message: "no".to_owned() });
+        }
+    }
+
+    #[test]
     fn a_cause_is_what_the_apiserver_says_about_the_resource() {
-        let status = |code, message: &str| {
-            UpstreamError::from(Status { code, message: message.to_owned(), ..Status::default() })
-        };
+        let status = |code, message: &str| UpstreamError::from(ApiStatus::new(code, "", message));
         let cause = |code, message: &str| status(code, message).cause().map(str::to_owned);
         let down = "conversion webhook for x.y/v1, Kind=Z failed";
         assert_eq!(cause(429, &format!("storage is (re)initializing: {down}")).as_deref(), Some(down));
@@ -492,7 +439,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, HeaderValue::from_static("999999999"));
         let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &headers, &vec![b'\n'; 1 << 20]);
-        assert_eq!(error.retry_after(), Some(RETRY_AFTER_MAX));
+        assert_eq!(error.retry_after(), Some(api_status::RETRY_AFTER_MAX));
         let error = UpstreamError::from_response(StatusCode::FORBIDDEN, &headers, "é\u{7}".repeat(5000).as_bytes());
         assert!(error.to_string().chars().count() < MESSAGE_CHARS_MAX + 100);
         assert!(!error.to_string().contains('\u{7}'));

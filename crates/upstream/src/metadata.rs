@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use kubefan_common::api_json::check_next_page;
 use kubefan_model::{
     GroupVersionResource, ObjectKey, ResourceVersion, Scope, fields::FieldTable, selection::Selection,
 };
@@ -168,7 +169,6 @@ impl MetadataPages {
             NextPage::End => return Ok(None),
         };
         let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector)];
-        let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
         let query = [("limit", limit.as_str())].into_iter().chain(position.iter().copied()).chain(selectors);
         let path = gvr.collection_path(scope) + &encode_query(query);
         let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
@@ -182,6 +182,9 @@ impl MetadataPages {
         } else if metadata.resource_version != version {
             let got = metadata.resource_version;
             return Err(UpstreamError::invalid(format_args!("a list at version {got:?} instead of exactly {version}")));
+        }
+        if let NextPage::Continue(requested) = &self.next {
+            check_next_page(&metadata.next, requested).map_err(UpstreamError::invalid)?;
         }
         self.next = if metadata.next.is_empty() { NextPage::End } else { NextPage::Continue(metadata.next) };
         let item = |Item { metadata }: Item| {
@@ -206,9 +209,14 @@ mod tests {
     /// An upstream that answers every list with one pod, and with a `Cache-Status` header if one is
     /// given.
     fn upstream(cache_status: Option<&'static str>) -> Upstream {
+        let body = r#"{"kind": "PartialObjectMetadataList", "metadata": {"resourceVersion": "7"},
+            "items": [{"metadata": {"name": "a", "namespace": "x", "resourceVersion": "5", "uid": "u"}}]}"#;
+        answering(body, cache_status)
+    }
+
+    /// An upstream that answers every list with this page.
+    fn answering(body: &'static str, cache_status: Option<&'static str>) -> Upstream {
         let service = service_fn(move |_: http::Request<Bytes>| async move {
-            let body = r#"{"kind": "PartialObjectMetadataList", "metadata": {"resourceVersion": "7"},
-                "items": [{"metadata": {"name": "a", "namespace": "x", "resourceVersion": "5", "uid": "u"}}]}"#;
             let mut response = http::Response::builder();
             if let Some(value) = cache_status {
                 response = response.header(CACHE_STATUS.0, value);
@@ -220,15 +228,27 @@ mod tests {
         Upstream::from_service(service, &base, UpstreamOptions::default())
     }
 
-    fn lists(cache_status: Option<&'static str>) -> [MetadataPages; 2] {
-        let target = MetadataTarget {
+    fn pods() -> MetadataTarget {
+        MetadataTarget {
             gvr: GroupVersionResource::new("", "v1", "pods"),
             scope: Scope::Cluster,
             label_selector: String::new(),
             field_selector: String::new(),
-        };
-        let exact = MetadataPages::new(upstream(cache_status), target.clone(), "7".parse().unwrap());
-        [exact, MetadataPages::consistent(upstream(cache_status), target)]
+        }
+    }
+
+    fn lists(cache_status: Option<&'static str>) -> [MetadataPages; 2] {
+        let exact = MetadataPages::new(upstream(cache_status), pods(), "7".parse().unwrap());
+        [exact, MetadataPages::consistent(upstream(cache_status), pods())]
+    }
+
+    #[tokio::test]
+    async fn a_page_that_leads_to_itself_ends_the_list() {
+        let page = r#"{"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []}"#;
+        let mut pages = MetadataPages::consistent(answering(page, None), pods());
+        assert_eq!(pages.next().await, Ok(Some(Vec::new())));
+        let error = pages.next().await.unwrap_err().to_string();
+        assert!(error.contains("leads to the same page"), "{error}");
     }
 
     #[tokio::test]

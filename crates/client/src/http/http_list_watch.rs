@@ -29,7 +29,7 @@ use crate::{
     random::{generator, watch_timeout},
     version::whole,
 };
-use kubefan_common::text::without_value;
+use kubefan_common::{api_json::check_next_page, query::encode_query, text::without_value};
 
 const JSON: &str = "application/json";
 /// Servers that do not know the first type answer with whole objects, as client-go's metadata
@@ -198,10 +198,7 @@ impl HttpListWatch {
     fn with_query(&self, path: &str, parameters: &[(&str, &str)]) -> String {
         let HttpListWatchOptions { label_selector, field_selector, .. } = &self.options;
         let selectors = [("labelSelector", label_selector.as_str()), ("fieldSelector", field_selector.as_str())];
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        query.extend_pairs(selectors.iter().chain(parameters).filter(|(_, value)| !value.is_empty()));
-        let query = query.finish();
-        if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
+        path.to_owned() + &encode_query(selectors.iter().chain(parameters).copied())
     }
 
     fn cuts(&self) -> Cuts {
@@ -223,15 +220,19 @@ impl HttpListWatch {
             address: self.client.address().to_owned(),
             message: format!("{what}: {}", without_value(&error)),
         };
-        let Page { resource_version, continue_token, items } =
+        let Page { resource_version, continue_token: next, items } =
             read_page(&body).map_err(|error| protocol(format!("the list at {path}"), error))?;
+        check_next_page(&next, &continue_token).map_err(|error| ClientError::HttpProtocol {
+            address: self.client.address().to_owned(),
+            message: format!("the list at {path}: {error}"),
+        })?;
         let cuts = self.cuts();
         let object = |(index, item)| {
             raw_object(cut::apply(item, cuts))
                 .map_err(|error| protocol(format!("item {index} of the list at {path}"), error))
         };
         let objects = items.into_iter().enumerate().map(object).collect::<Result<_, _>>()?;
-        Ok(ListPage { resource_version, objects, continue_token })
+        Ok(ListPage { resource_version, objects, continue_token: next })
     }
 
     async fn start_watch(&self, options: ListOptions) -> Result<WatchEvents, ClientError> {

@@ -14,7 +14,10 @@ use serde::{
 use serde_json::value::RawValue;
 
 use crate::object::{ObjectKey, RawObject};
-use kubefan_common::text::valid_utf8;
+use kubefan_common::{
+    api_json::{EventJson, ListJson},
+    text::valid_utf8,
+};
 
 /// The metadata of an object. Fields that the object does not have are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -147,27 +150,6 @@ fn stop<E: serde::de::Error>() -> E {
     E::custom("complete")
 }
 
-/// A page of a list.
-#[derive(Deserialize)]
-struct ListJson<'a> {
-    #[serde(borrow, default)]
-    kind: Cow<'a, str>,
-    #[serde(borrow, default, rename = "apiVersion")]
-    api_version: Cow<'a, str>,
-    metadata: ListMetadata,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMetadata {
-    #[serde(default)]
-    resource_version: String,
-    #[serde(default)]
-    r#continue: Option<String>,
-}
-
 /// A page of a list, taken apart.
 #[derive(Debug)]
 pub(super) struct Page {
@@ -192,6 +174,7 @@ fn valid(json: &Bytes) -> Bytes {
 pub(super) fn read_page(page: &Bytes) -> Result<Page, serde_json::Error> {
     let page = valid(page);
     let list: ListJson<'_> = serde_json::from_slice(&page)?;
+    let metadata = list.metadata.ok_or_else(|| serde_json::Error::custom("missing field `metadata`"))?;
     let kind = list.kind.strip_suffix("List").unwrap_or_default();
     let mut prefix = Vec::new();
     if !kind.is_empty() && !list.api_version.is_empty() {
@@ -209,8 +192,8 @@ pub(super) fn read_page(page: &Bytes) -> Result<Page, serde_json::Error> {
         }
     };
     let items = list.items.unwrap_or_default().into_iter().map(item).collect::<Result<_, serde_json::Error>>()?;
-    let ListMetadata { resource_version, r#continue } = list.metadata;
-    Ok(Page { resource_version, continue_token: r#continue.unwrap_or_default(), items })
+    let (resource_version, continue_token) = metadata.into_parts();
+    Ok(Page { resource_version, continue_token, items })
 }
 
 /// Whether an object has a kind or an apiVersion, or nothing at all.
@@ -227,52 +210,16 @@ fn is_typed(json: &[u8]) -> Result<bool, serde_json::Error> {
 }
 
 /// An event of a watch, with the JSON of its object.
-pub(super) struct EventJson {
+pub(super) struct RawEvent {
     pub(super) event_type: String,
     pub(super) object: Bytes,
 }
 
 /// Takes an event apart. The object is a slice of the line.
-pub(super) fn read_event(line: &Bytes) -> Result<EventJson, serde_json::Error> {
-    #[derive(Deserialize)]
-    struct Envelope<'a> {
-        r#type: String,
-        #[serde(borrow)]
-        object: &'a RawValue,
-    }
+pub(super) fn read_event(line: &Bytes) -> Result<RawEvent, serde_json::Error> {
     let line = valid(line);
-    let Envelope { r#type, object } = serde_json::from_slice(&line)?;
-    Ok(EventJson { event_type: r#type, object: line.slice_ref(object.get().as_bytes()) })
-}
-
-/// A bookmark's object.
-pub(super) struct Bookmark {
-    pub(super) resource_version: String,
-    /// Whether it ends the initial events of a watch-list.
-    pub(super) ends_initial_events: bool,
-}
-
-/// Reads a bookmark's object.
-pub(super) fn read_bookmark(json: &[u8]) -> Result<Bookmark, serde_json::Error> {
-    #[derive(Deserialize)]
-    struct Object {
-        metadata: BookmarkMetadata,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct BookmarkMetadata {
-        resource_version: String,
-        #[serde(default)]
-        annotations: Option<Annotations>,
-    }
-    #[derive(Deserialize)]
-    struct Annotations {
-        #[serde(default, rename = "k8s.io/initial-events-end")]
-        initial_events_end: String,
-    }
-    let Object { metadata: BookmarkMetadata { resource_version, annotations } } = serde_json::from_slice(json)?;
-    let ends_initial_events = annotations.is_some_and(|annotations| annotations.initial_events_end == "true");
-    Ok(Bookmark { resource_version, ends_initial_events })
+    let EventJson { kind, object } = serde_json::from_slice(&line)?;
+    Ok(RawEvent { event_type: kind.into_owned(), object: line.slice_ref(object.get().as_bytes()) })
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::{
     error::{ClientError, root_cause},
     token::Token,
 };
+use kubefan_common::api_status;
 
 /// The window of one stream. With HTTP/2's default of 64 KiB, lists are many times slower.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
@@ -98,7 +99,7 @@ impl HttpTransport for ReqwestTransport {
                 return Err(ClientError::HttpProtocol { address: self.address.clone(), message });
             }
             let retry_after = response.headers().get(header::RETRY_AFTER);
-            let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+            let retry_after = retry_after.and_then(|value| api_status::retry_after(value.to_str().ok()?));
             let status = response.status().as_u16();
             let address = self.address.clone();
             let body = response.bytes_stream().map(move |chunk| {
@@ -107,7 +108,7 @@ impl HttpTransport for ReqwestTransport {
                     message: describe(&error),
                 })
             });
-            Ok(HttpResponse { status, retry_after: retry_after.map(Duration::from_secs), body: body.boxed() })
+            Ok(HttpResponse { status, retry_after, body: body.boxed() })
         })
     }
 

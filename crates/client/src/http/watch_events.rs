@@ -6,13 +6,16 @@ use futures::{StreamExt, stream};
 use super::{
     cut::{self, Cuts},
     lines::Lines,
-    metadata::{Bookmark, EventJson, raw_object, read_bookmark, read_event},
+    metadata::{RawEvent, raw_object, read_event},
 };
 use crate::{
     error::{ApiStatus, ClientError},
     lister_watcher::{WatchEvent, WatchEventKind, WatchEvents},
 };
-use kubefan_common::text::without_value;
+use kubefan_common::{
+    api_json::{Bookmark, read_bookmark},
+    text::without_value,
+};
 
 /// Returns the events of a watch's body. With `initial_events`, the body starts with the current
 /// state, and the stream with [`WatchEventKind::SnapshotBegin`].
@@ -54,7 +57,7 @@ impl Watch {
     /// The event of a line. `None` for one without a meaning of its own: a bookmark inside the
     /// current state.
     fn event(&mut self, line: &Bytes) -> Result<Option<WatchEvent>, ClientError> {
-        let EventJson { event_type, object } = read_event(line)
+        let RawEvent { event_type, object } = read_event(line)
             .map_err(|error| self.protocol(format!("an event of a watch: {}", without_value(&error))))?;
         let kind = match event_type.as_str() {
             "ADDED" => WatchEventKind::Added,

@@ -32,6 +32,7 @@ use http::{HeaderMap, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use kubefan_cache::warnings::Warnings;
+pub use kubefan_common::query::encode_query;
 use kubefan_common::text::without_value;
 use kubefan_model::Media;
 pub use review::ReviewKind;
@@ -386,12 +387,6 @@ impl Stream for BodyStream {
             }
         }
     }
-}
-
-/// Encodes a query, such as `?limit=500&labelSelector=a%3Db`. Empty without pairs.
-pub fn encode_query<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
-    let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
-    if query.is_empty() { query } else { format!("?{query}") }
 }
 
 /// Checks that an answer has the requested encoding. JSON needs no check: its content identifies

@@ -5,19 +5,22 @@
 
 use std::borrow::Cow;
 
-use kubefan_common::text::valid_utf8;
+use kubefan_common::{
+    api_json::{self, EventJson, ListJson, check_next_page},
+    text::valid_utf8,
+};
 use kubefan_model::{
     Media, ResourceVersion,
     event::EventType,
     object::{Object, ObjectError, ObjectParser},
-    protobuf::{self, INITIAL_EVENTS_END, Malformed},
+    protobuf::{self, Malformed},
     table::{Document, TableError, Tables},
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    error::{Status, UpstreamError},
+    error::{UpstreamError, read_status},
     reflector::{error::ReflectorError, target::Target},
 };
 
@@ -36,62 +39,18 @@ pub(crate) enum WatchMessage {
 }
 
 #[derive(Deserialize)]
-struct ListPage<'a> {
-    #[serde(borrow, default)]
-    kind: Cow<'a, str>,
-    #[serde(default)]
-    metadata: ListMeta,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct ListMeta {
-    #[serde(default)]
-    resource_version: String,
-    #[serde(default, rename = "continue")]
-    next: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct WatchLine<'a> {
-    #[serde(rename = "type")]
-    kind: &'a str,
-    #[serde(borrow)]
-    object: &'a RawValue,
-}
-
-#[derive(Deserialize)]
 struct TableRow<'a> {
     #[serde(borrow)]
     object: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-struct BookmarkObject {
-    metadata: BookmarkMeta,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMeta {
-    resource_version: String,
-    #[serde(default)]
-    annotations: std::collections::HashMap<String, String>,
 }
 
 impl Page {
     /// Refuses a page that leads to itself: its list would never end. `requested` is the continue
     /// token that it was requested with.
     pub(crate) fn after(self, requested: Option<&str>) -> Result<Self, ReflectorError> {
-        match &self.next {
-            Some(next) if Some(&**next) == requested => {
-                let error = UpstreamError::invalid("a page's continue token leads to the same page");
-                Err(ReflectorError::List(error))
-            }
-            _ => Ok(self),
-        }
+        let (next, requested) = (self.next.as_deref().unwrap_or_default(), requested.unwrap_or_default());
+        check_next_page(next, requested).map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
+        Ok(self)
     }
 }
 
@@ -108,13 +67,14 @@ pub(crate) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
     }
     let (version, next, objects): (_, _, Result<_, ObjectError>) = match parser.media() {
         Media::Json | Media::Table => {
-            let ListPage { kind, metadata, items } = parse(body).map_err(ReflectorError::List)?;
+            let ListJson { kind, metadata, items, .. } = parse(body).map_err(ReflectorError::List)?;
+            let (version, next) = metadata.unwrap_or_default().into_parts();
             let items = items.unwrap_or_default().into_iter().map(|item| item.get().as_bytes());
             if !kind.ends_with("List") {
                 // The page of a gateway, for example, says nothing about the resource.
-                parse_version(&metadata.resource_version).map_err(ReflectorError::List)?;
+                parse_version(&version).map_err(ReflectorError::List)?;
             }
-            (metadata.resource_version, metadata.next.unwrap_or_default(), items.map(object).collect())
+            (version, next, items.map(object).collect())
         }
         Media::Protobuf => {
             let list = protobuf::open(body).and_then(|opened| protobuf::read_list(opened.message));
@@ -132,21 +92,21 @@ pub(crate) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMes
     let event = &*text(parser, event);
     let (kind, object) = match parser.media() {
         Media::Json | Media::Table => {
-            let WatchLine { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
+            let EventJson { kind, object } = parse(event).map_err(ReflectorError::Watch)?;
             (kind, object.get().as_bytes())
         }
         Media::Protobuf => {
             let event = protobuf::read_watch_event(event).map_err(invalid).map_err(ReflectorError::Watch)?;
-            (event.kind, event.object)
+            (event.kind.into(), event.object)
         }
     };
-    let kind = match kind {
+    let kind = match &*kind {
         "ADDED" => EventType::Added,
         "MODIFIED" => EventType::Modified,
         "DELETED" => EventType::Deleted,
         "BOOKMARK" => return read_bookmark(parser, object),
         "ERROR" => {
-            let status = Status::parse(object);
+            let status = read_status(object);
             let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
             return Err(ReflectorError::Watch(status.map_or_else(unreadable, UpstreamError::from)));
         }
@@ -192,9 +152,8 @@ fn read_bookmark(parser: &ObjectParser, object: &[u8]) -> Result<WatchMessage, R
 fn bookmark_of(media: Media, object: &[u8]) -> Result<WatchMessage, UpstreamError> {
     let (version, ends_initial_state) = match media {
         Media::Json | Media::Table => {
-            let BookmarkObject { metadata } = parse(object)?;
-            let ends = metadata.annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
-            (parse_version(&metadata.resource_version)?, ends)
+            let bookmark = api_json::read_bookmark(object).map_err(UpstreamError::invalid_json)?;
+            (parse_version(&bookmark.resource_version)?, bookmark.ends_initial_events)
         }
         Media::Protobuf => {
             let bookmark = protobuf::read_bookmark(object).map_err(invalid)?;

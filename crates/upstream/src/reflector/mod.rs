@@ -405,7 +405,7 @@ impl<R: Rng> Reflector<R> {
 
     fn path(&self, query: &[(&str, &str)]) -> String {
         let Target { gvr, scope, field_selector, .. } = &self.target;
-        let selector = Some(("fieldSelector", field_selector.as_str())).filter(|(_, selector)| !selector.is_empty());
+        let selector = [("fieldSelector", field_selector.as_str())];
         gvr.collection_path(scope)
             + &encode_query(query.iter().copied().chain(selector).chain(self.parser.media().query()))
     }

@@ -56,6 +56,17 @@ async fn each_option_of_a_list_is_in_its_query() {
 }
 
 #[tokio::test]
+async fn a_page_that_leads_to_itself_is_an_error() {
+    let page = r#"{"kind":"PodList","metadata":{"resourceVersion":"9","continue":"next"},"items":[]}"#;
+    let (source, _) = pods(vec![Answer::ok(page), Answer::ok(page)], HttpListWatchOptions::default());
+    let source = source.unwrap();
+    let ListPage { continue_token, .. } = source.list(ListOptions::default()).await.unwrap();
+    let next = ListOptions { continue_token, ..ListOptions::default() };
+    let error = source.list(next).await.unwrap_err();
+    assert!(error.to_string().contains("leads to the same page"), "{error}");
+}
+
+#[tokio::test]
 async fn each_option_of_a_watch_is_in_its_query() {
     let base = "/api/v1/pods?watch=true&allowWatchBookmarks=true";
     let watch = |watch| watch_request(seeded(), watch);

@@ -166,17 +166,3 @@ fn an_empty_list_may_have_null_items() {
     }
     assert!(read_page(&Bytes::from_static(b"{}")).is_err());
 }
-
-#[test]
-fn a_bookmark_says_whether_it_ends_the_initial_events() {
-    let bookmark = |annotations: &str| {
-        let json =
-            format!(r#"{{"kind":"Pod","metadata":{{"resourceVersion":"9","creationTimestamp":null{annotations}}}}}"#);
-        let read = read_bookmark(json.as_bytes()).unwrap();
-        assert_eq!(read.resource_version, "9");
-        read.ends_initial_events
-    };
-    assert!(bookmark(r#","annotations":{"k8s.io/initial-events-end":"true"}"#));
-    assert!(!bookmark("") && !bookmark(r#","annotations":{"a":"b"}"#));
-    assert!(!bookmark(r#","annotations":{"k8s.io/initial-events-end":"false"}"#));
-}

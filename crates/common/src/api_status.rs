@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use kubefan_common::text::one_line;
 use serde::Deserialize;
 
-/// Longest delay that a server may ask for.
-pub(super) const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+use crate::text::one_line;
+
+/// Longest delay that a server may ask for. A longer one would look like a hang.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 /// Longest message, in characters.
 const MESSAGE_CHARS_MAX: usize = 1024;
+/// Bytes of a text that are looked at.
+const TEXT_BYTES_MAX: usize = 8192;
 
 /// An error answer of the Kubernetes API: a failed request, or an ERROR event of a watch.
 ///
@@ -81,22 +84,32 @@ impl ApiStatus {
             return None;
         }
         let DetailsJson { retry_after_seconds, causes } = status.details.unwrap_or_default();
-        Some(Self {
-            retry_after: (retry_after_seconds > 0)
-                .then(|| Duration::from_secs(retry_after_seconds).min(RETRY_AFTER_MAX)),
-            causes: causes.unwrap_or_default(),
-            ..Self::new(status.code, &status.reason, &status.message)
-        })
+        let made = Self::new(status.code, &status.reason, &status.message);
+        Some(made.with_details(retry_after_seconds, causes.unwrap_or_default()))
     }
 
-    /// Converts a failed response: from the Status in its body, otherwise from its text. API
-    /// priority and fairness sends 429 as plain text. `retry_after` is the response's header.
+    /// Adds the details: the delay in seconds, 0 for none, and the causes.
+    pub fn with_details(self, retry_after_seconds: u64, causes: Vec<ApiStatusCause>) -> Self {
+        let delay = Duration::from_secs(retry_after_seconds).min(RETRY_AFTER_MAX);
+        Self { retry_after: Some(delay).filter(|delay| !delay.is_zero()), causes, ..self }
+    }
+
+    /// Converts the text of a failed response without a Status. API priority and fairness sends 429
+    /// as plain text.
+    pub fn from_text(code: u16, body: &[u8]) -> Self {
+        Self::new(code, "", &String::from_utf8_lossy(&body[..body.len().min(TEXT_BYTES_MAX)]))
+    }
+
+    /// Converts a failed response: from the Status in its body, otherwise from its text.
+    /// `retry_after` is the response's header.
     pub fn from_response(code: u16, retry_after: Option<Duration>, body: &[u8]) -> Self {
-        let mut status = Self::from_json(body)
-            .unwrap_or_else(|| Self::new(code, "", &String::from_utf8_lossy(&body[..body.len().min(8192)])));
-        status.code = code;
-        status.retry_after = retry_after.map(|delay| delay.min(RETRY_AFTER_MAX)).or(status.retry_after);
-        status
+        Self::from_json(body).unwrap_or_else(|| Self::from_text(code, body)).of_response(code, retry_after)
+    }
+
+    /// The Status of a response with this code and header. They count more than what it says.
+    pub fn of_response(self, code: u16, retry_after: Option<Duration>) -> Self {
+        let retry_after = retry_after.map(|delay| delay.min(RETRY_AFTER_MAX)).or(self.retry_after);
+        Self { code, retry_after, ..self }
     }
 
     /// Whether the requested resource version or continue token is too old: client-go's
@@ -125,6 +138,11 @@ impl ApiStatus {
     pub fn is_retryable(&self) -> bool {
         self.retry_after.is_some() || matches!(self.code, 408 | 429 | 500..=599)
     }
+}
+
+/// The delay of a `Retry-After` header, if it is a number of seconds.
+pub fn retry_after(header: &str) -> Option<Duration> {
+    header.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// The reason that Kubernetes uses for a code, as in client-go's `NewGenericServerResponse`.

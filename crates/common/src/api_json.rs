@@ -1,0 +1,145 @@
+//! Takes lists and watch events of the Kubernetes API apart. What an object contains is left to its
+//! reader.
+//!
+//! Servers differ in what they leave out, and a null stands for an empty value in Go. A reader that
+//! refuses one of these would stop at a server that client-go reads.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+pub struct ListJson<'a> {
+    /// Such as `PodList`. The page of a gateway, for example, has none that ends with `List`.
+    #[serde(borrow, default)]
+    pub kind: Cow<'a, str>,
+    /// Such as `apps/v1`.
+    #[serde(borrow, default, rename = "apiVersion")]
+    pub api_version: Cow<'a, str>,
+    /// The version, and the token of the next page.
+    #[serde(default)]
+    pub metadata: Option<ListMeta>,
+    /// The objects.
+    #[serde(borrow, default)]
+    pub items: Option<Vec<&'a RawValue>>,
+}
+
+/// The metadata of a page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListMeta {
+    /// The version of the list.
+    #[serde(default)]
+    pub resource_version: String,
+    #[serde(default)]
+    r#continue: Option<String>,
+}
+
+/// A page whose continue token is the one that it was requested with: its list would never end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a page's continue token leads to the same page")]
+pub struct SamePage;
+
+impl ListMeta {
+    /// The version, and the continue token, which is empty on the last page.
+    pub fn into_parts(self) -> (String, String) {
+        (self.resource_version, self.r#continue.unwrap_or_default())
+    }
+}
+
+/// Refuses a page that leads to itself. `requested` is the continue token that it was requested
+/// with; empty for the first page.
+///
+/// # Errors
+/// [`SamePage`].
+pub fn check_next_page(next: &str, requested: &str) -> Result<(), SamePage> {
+    if !next.is_empty() && next == requested { Err(SamePage) } else { Ok(()) }
+}
+
+/// An event of a watch.
+#[derive(Debug, Deserialize)]
+pub struct EventJson<'a> {
+    /// Such as `ADDED`.
+    #[serde(borrow, rename = "type")]
+    pub kind: Cow<'a, str>,
+    /// The object; a Status in an `ERROR` event.
+    #[serde(borrow)]
+    pub object: &'a RawValue,
+}
+
+/// A bookmark's object.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bookmark {
+    /// The version that the watch has reached.
+    pub resource_version: String,
+    /// Whether it ends the initial events of a watch-list.
+    pub ends_initial_events: bool,
+}
+
+/// Reads a bookmark's object.
+///
+/// # Errors
+/// JSON without a version.
+pub fn read_bookmark(json: &[u8]) -> Result<Bookmark, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Object {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        resource_version: String,
+        #[serde(default)]
+        annotations: Option<Annotations>,
+    }
+    #[derive(Deserialize)]
+    struct Annotations {
+        #[serde(default, rename = "k8s.io/initial-events-end")]
+        initial_events_end: Option<String>,
+    }
+    let Object { metadata: Metadata { resource_version, annotations } } = serde_json::from_slice(json)?;
+    let end = annotations.and_then(|annotations| annotations.initial_events_end);
+    Ok(Bookmark { resource_version, ends_initial_events: end.as_deref() == Some("true") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_read_as_client_go_reads_it() {
+        let list: ListJson<'_> = serde_json::from_str(
+            r#"{"kind":"PodList","metadata":{"resourceVersion":"7","continue":null},"items":null}"#,
+        )
+        .unwrap();
+        assert!(list.items.is_none());
+        assert_eq!(list.metadata.unwrap().into_parts(), ("7".to_owned(), String::new()));
+        let bookmark = |annotations: &str| {
+            read_bookmark(format!(r#"{{"metadata":{{"resourceVersion":"7",{annotations}}}}}"#).as_bytes()).unwrap()
+        };
+        for (annotations, ends_initial_events) in [
+            (r#""annotations":null"#, false),
+            (r#""annotations":{"x":"y","k8s.io/initial-events-end":null}"#, false),
+            (r#""annotations":{"k8s.io/initial-events-end":"false"}"#, false),
+            (r#""annotations":{"k8s.io/initial-events-end":"true"}"#, true),
+        ] {
+            let expected = Bookmark { resource_version: "7".to_owned(), ends_initial_events };
+            assert_eq!(bookmark(annotations), expected, "{annotations}");
+        }
+    }
+
+    #[test]
+    fn an_escaped_type_is_read() {
+        let event: EventJson<'_> = serde_json::from_str(r#"{"type":"\u0041DDED","object":{}}"#).unwrap();
+        assert_eq!((&*event.kind, event.object.get()), ("ADDED", "{}"));
+    }
+
+    #[test]
+    fn a_page_that_leads_to_itself_is_refused() {
+        assert_eq!(check_next_page("a", "a"), Err(SamePage));
+        assert!(check_next_page("", "").is_ok() && check_next_page("b", "a").is_ok());
+        assert!(check_next_page("a", "").is_ok());
+    }
+}
