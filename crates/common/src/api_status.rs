@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::text::one_line;
 
@@ -39,10 +39,13 @@ pub struct ApiStatus {
 #[serde(default)]
 pub struct ApiStatusCause {
     /// Machine-readable, such as `ResourceVersionTooLarge`.
+    #[serde(deserialize_with = "null_as_default")]
     pub reason: String,
     /// For people.
+    #[serde(deserialize_with = "null_as_default")]
     pub message: String,
     /// The field of the request or object, such as `sendInitialEvents`. Empty if there is none.
+    #[serde(deserialize_with = "null_as_default")]
     pub field: String,
 }
 
@@ -51,8 +54,11 @@ pub struct ApiStatusCause {
 #[serde(default)]
 struct StatusJson {
     kind: String,
+    #[serde(deserialize_with = "null_as_default")]
     code: u16,
+    #[serde(deserialize_with = "null_as_default")]
     reason: String,
+    #[serde(deserialize_with = "null_as_default")]
     message: String,
     details: Option<DetailsJson>,
 }
@@ -60,8 +66,14 @@ struct StatusJson {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct DetailsJson {
+    #[serde(deserialize_with = "null_as_default")]
     retry_after_seconds: u64,
     causes: Option<Vec<ApiStatusCause>>,
+}
+
+/// Reads null as an empty value, as Go does.
+fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl ApiStatus {
@@ -77,14 +89,15 @@ impl ApiStatus {
         Self { code, reason: reason.to_owned(), message, retry_after: None, causes: Vec::new() }
     }
 
-    /// Reads a `metav1.Status`. `None` if the JSON is something else.
-    pub fn from_json(json: &[u8]) -> Option<Self> {
+    /// Reads a `metav1.Status`. `None` if the JSON is something else. The code of a response counts
+    /// more than the one in its body; a watch event has none.
+    pub fn from_json(response_code: Option<u16>, json: &[u8]) -> Option<Self> {
         let status: StatusJson = serde_json::from_slice(json).ok()?;
         if status.kind != "Status" {
             return None;
         }
         let DetailsJson { retry_after_seconds, causes } = status.details.unwrap_or_default();
-        let made = Self::new(status.code, &status.reason, &status.message);
+        let made = Self::new(response_code.unwrap_or(status.code), &status.reason, &status.message);
         Some(made.with_details(retry_after_seconds, causes.unwrap_or_default()))
     }
 
@@ -103,13 +116,14 @@ impl ApiStatus {
     /// Converts a failed response: from the Status in its body, otherwise from its text.
     /// `retry_after` is the response's header.
     pub fn from_response(code: u16, retry_after: Option<Duration>, body: &[u8]) -> Self {
-        Self::from_json(body).unwrap_or_else(|| Self::from_text(code, body)).of_response(code, retry_after)
+        Self::from_json(Some(code), body).unwrap_or_else(|| Self::from_text(code, body)).with_retry_after(retry_after)
     }
 
-    /// The Status of a response with this code and header. They count more than what it says.
-    pub fn of_response(self, code: u16, retry_after: Option<Duration>) -> Self {
-        let retry_after = retry_after.map(|delay| delay.min(RETRY_AFTER_MAX)).or(self.retry_after);
-        Self { code, retry_after, ..self }
+    /// Adds the delay of the response's `Retry-After` header, which counts more than the one in the
+    /// body.
+    pub fn with_retry_after(self, header: Option<Duration>) -> Self {
+        let retry_after = header.map(|delay| delay.min(RETRY_AFTER_MAX)).or(self.retry_after);
+        Self { retry_after, ..self }
     }
 
     /// Whether the requested resource version or continue token is too old: client-go's
@@ -187,7 +201,7 @@ mod tests {
         let json =
             br#"{"kind":"Status","code":504,"reason":"Timeout","message":"Timeout: Too large resource version: 9",
             "details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"x"}],"retryAfterSeconds":1}}"#;
-        assert!(ApiStatus::from_json(json).unwrap().is_resource_version_too_large());
+        assert!(ApiStatus::from_json(None, json).unwrap().is_resource_version_too_large());
         assert!(!ApiStatus::new(504, "", "").is_resource_version_too_large());
     }
 
@@ -208,9 +222,18 @@ mod tests {
     }
 
     #[test]
+    fn null_is_read_as_go_reads_it() {
+        let json = br#"{"kind":"Status","code":null,"reason":null,"message":null,
+            "details":{"retryAfterSeconds":null,"causes":[{"reason":"Busy","message":null,"field":null}]}}"#;
+        let status = ApiStatus::from_json(Some(503), json).unwrap();
+        assert_eq!((status.code, status.retry_after, status.causes.len()), (503, None, 1));
+        assert_eq!(status.message, "the server answered with HTTP status 503 (ServiceUnavailable)");
+    }
+
+    #[test]
     fn other_json_is_not_a_status() {
         for json in [&b"{}"[..], b"[1]", br#"{"kind":"Pod","code":500}"#, b"<html>"] {
-            assert_eq!(ApiStatus::from_json(json), None);
+            assert_eq!(ApiStatus::from_json(None, json), None);
         }
     }
 }

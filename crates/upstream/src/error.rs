@@ -270,8 +270,8 @@ impl UpstreamError {
         let code = code.as_u16();
         let header = headers.get(http::header::RETRY_AFTER);
         let retry_after = header.and_then(|value| api_status::retry_after(value.to_str().ok()?));
-        let status = read_status(body).unwrap_or_else(|| ApiStatus::from_text(code, body));
-        Self::from(status.of_response(code, retry_after))
+        let status = read_status(Some(code), body).unwrap_or_else(|| ApiStatus::from_text(code, body));
+        Self::from(status.with_retry_after(retry_after))
     }
 
     /// JSON that cannot be read. The error does not quote it.
@@ -285,31 +285,34 @@ impl UpstreamError {
     }
 }
 
-/// Reads a `metav1.Status`, the body of a failed request or the object of a watch's ERROR event, from
-/// JSON or protobuf. `None` if the bytes are something else.
-pub(super) fn read_status(body: &[u8]) -> Option<ApiStatus> {
+/// Reads a `metav1.Status` from JSON or protobuf: the body of a failed request, or the object of a
+/// watch's ERROR event. `None` if the bytes are something else.
+pub(super) fn read_status(response_code: Option<u16>, body: &[u8]) -> Option<ApiStatus> {
     if protobuf::is_enveloped(body) {
-        protobuf::Status::read(body).map(from_protobuf)
+        protobuf::Status::read(body).map(|status| from_protobuf(response_code, status))
     } else {
-        ApiStatus::from_json(body)
+        ApiStatus::from_json(response_code, body)
     }
 }
 
-fn from_protobuf(status: protobuf::Status) -> ApiStatus {
+fn from_protobuf(response_code: Option<u16>, status: protobuf::Status) -> ApiStatus {
     let protobuf::Status { message, reason, details, code, .. } = status;
     let details = details.unwrap_or_default();
     let cause = |cause: protobuf::StatusCause| {
         let protobuf::StatusCause { reason, message, field } = cause;
         ApiStatusCause { reason, message, field }
     };
+    let own_code = u16::try_from(code).unwrap_or_default();
     let seconds = u64::try_from(details.retry_after_seconds).unwrap_or_default();
-    let status = ApiStatus::new(u16::try_from(code).unwrap_or_default(), &reason, &message);
+    let status = ApiStatus::new(response_code.unwrap_or(own_code), &reason, &message);
     status.with_details(seconds, details.causes.into_iter().map(cause).collect())
 }
 
 impl From<ApiStatus> for UpstreamError {
     fn from(status: ApiStatus) -> Self {
-        let (message, retry_after) = (shorten(&status.message), status.retry_after);
+        let message = shorten(&status.message);
+        // A page that failed with a delay of 0 would be requested again without any.
+        let retry_after = status.retry_after.filter(|delay| !delay.is_zero());
         match status.code {
             401 => Self::Auth { message },
             403 => Self::Forbidden { message },
@@ -349,6 +352,9 @@ mod tests {
             "reason":"TooManyRequests","details":{"retryAfterSeconds":3},"code":429}"#;
         let error = UpstreamError::from_response(StatusCode::TOO_MANY_REQUESTS, &HeaderMap::new(), status);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)));
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("0"));
+        let error = UpstreamError::from_response(StatusCode::SERVICE_UNAVAILABLE, &headers, plain);
+        assert_eq!(error.retry_after(), None, "the caller's own delay counts");
     }
 
     #[test]
@@ -367,7 +373,7 @@ mod tests {
         assert_eq!((error.reason(), error.retry_after()), ("version_too_large", Some(Duration::from_secs(1))));
         assert!(error.to_string().ends_with("Too large resource version: 9"), "{error}");
         let gone = protobuf::Status { reason: "Expired".into(), code: 410, ..Default::default() };
-        assert_eq!(UpstreamError::from(read_status(&gone.to_bytes()).unwrap()).reason(), "expired");
+        assert_eq!(UpstreamError::from(read_status(None, &gone.to_bytes()).unwrap()).reason(), "expired");
     }
 
     #[test]

@@ -124,8 +124,8 @@ impl<R: Rng> GrpcReflector<R> {
     /// Performs one step: opens a call, or takes what it has received. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector if
-    /// a step is dropped.
+    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector
+    /// if a step is dropped.
     pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some(step) = self.ready.pop_front() {

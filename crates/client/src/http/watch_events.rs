@@ -65,7 +65,7 @@ impl Watch {
             "DELETED" => WatchEventKind::Deleted,
             "BOOKMARK" => return self.bookmark(&object),
             "ERROR" => {
-                return Err(match ApiStatus::from_json(&object) {
+                return Err(match ApiStatus::from_json(None, &object) {
                     Some(status) => status.into(),
                     None => self.protocol("an ERROR event without a Status".to_owned()),
                 });

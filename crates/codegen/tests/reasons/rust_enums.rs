@@ -23,8 +23,8 @@ pub(crate) fn render(table: &Table) -> String {
         arm(&mut out, constant, &format!("Code::{}", camel_case(&row.code)));
     }
     out += "        }\n    }\n\n    \
-            /// The delay before a retry: `google.rpc.RetryInfo.retry_delay`. `None` if a retry cannot\n    \
-            /// succeed by itself.\n    \
+            /// The delay before a retry: `google.rpc.RetryInfo.retry_delay`.\n    \
+            /// `None` if a retry cannot succeed by itself.\n    \
             pub const fn retry_delay(self) -> Option<Duration> {\n        match self {\n";
     for (constant, row) in errors.iter().zip(&table.errors) {
         let delay = row.delay.map(|seconds| format!("Some(Duration::from_secs({seconds}))"));

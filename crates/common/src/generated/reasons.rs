@@ -228,8 +228,8 @@ impl ErrorReason {
         }
     }
 
-    /// The delay before a retry: `google.rpc.RetryInfo.retry_delay`. `None` if a retry cannot
-    /// succeed by itself.
+    /// The delay before a retry: `google.rpc.RetryInfo.retry_delay`.
+    /// `None` if a retry cannot succeed by itself.
     pub const fn retry_delay(self) -> Option<Duration> {
         match self {
             Self::TooOld => None,

@@ -194,19 +194,19 @@ bugs! {
     /// a selector, objects without the label.
     NotInWantsLabel = "not-in-wants-label" breaks "Reliable, Filtered",
 
-    /// `server/kube/cache_reads.rs`: a consistent read over HTTP is answered without a freshness
+    /// `server/kube/route.rs`: a consistent read over HTTP is answered without a freshness
     /// proof. Needs: a write just before it, or a replica that is behind.
     ConsistentIsCached = "consistent-is-cached" breaks "Reliable",
 
-    /// `server/kube/cache_reads.rs`: `NotOlderThan` is answered with any state. Needs: a program
+    /// `server/kube/route.rs`: `NotOlderThan` is answered with any state. Needs: a program
     /// that turns to a replica which is behind.
     NotOlderThanIsAny = "not-older-than-is-any" breaks "Reliable, Ordered",
 
-    /// `server/kube/list.rs`: a list at exactly one version is answered with the newest state.
+    /// `server/kube/route.rs`: a list at exactly one version is answered with the newest state.
     /// Needs: such a list, and a change since.
     ExactIsNewest = "exact-is-newest" breaks "Reliable",
 
-    /// `server/kube/list.rs`: later pages of a list are cut from the newest state and not from that
+    /// `server/kube/read_loop.rs`: later pages of a list are cut from the newest state and not from that
     /// of the first page. Needs: a list in pages, and a change in between.
     PagesOfTheNewestState = "pages-of-the-newest-state" breaks "Reliable, Filtered",
 

@@ -203,7 +203,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         };
         let hub = selected.served.hub.clone();
         let (refusal, is_list) = (hub.refusal(), matches!(self.read.request, ReadRequest::List(_)));
-        if is_list && refusal.is_none() {
+        // While the read waits for the first list there is nothing to index.
+        if is_list && (refusal.is_none() || !waits_for_sync) {
             hub.index_for(&selected.selection, place.holder()).await;
         }
         let found = FoundCache {
@@ -273,8 +274,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         let (hub, place, pages) = (self.fetched.hub()?, self.fetched.place()?, self.context.pages);
         let permit = hub.gate().acquire(place.holder()).await;
         let snapshot = permit.map(|permit| {
-            let (store, version) = pages.find(hub, version)?;
-            when_planted!(PagesOfTheNewestState => return hub.snapshot().ok().map(Snapshot::from));
+            let (mut store, version) = pages.find(hub, version)?;
+            when_planted!(PagesOfTheNewestState => store = hub.snapshot().ok()?.0);
             Some(Snapshot { store, version, permit: Some(permit), last: Some(last) })
         });
         self.facts.snapshot = Some(snapshot.map(|snapshot| {

@@ -106,7 +106,7 @@ pub(crate) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMes
         "DELETED" => EventType::Deleted,
         "BOOKMARK" => return read_bookmark(parser, object),
         "ERROR" => {
-            let status = read_status(object);
+            let status = read_status(None, object);
             let unreadable = || UpstreamError::invalid("an ERROR event without a Status");
             return Err(ReflectorError::Watch(status.map_or_else(unreadable, UpstreamError::from)));
         }

@@ -238,8 +238,8 @@ impl<R: Rng> Reflector<R> {
     /// Performs one step: one request, or one line of a watch. After an error the next step
     /// continues from the last valid state.
     ///
-    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector if
-    /// a step is dropped.
+    /// Cancel-safe if it [reads from the watch](NextStep::ReadWatch). Otherwise drop the reflector
+    /// if a step is dropped.
     pub async fn step(&mut self) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if let Some((update, received)) = self.ready.pop_front() {

@@ -147,7 +147,8 @@ const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
 pub(super) struct PagedList {
     /// Why the list was started.
     pub(super) reason: RelistReason,
-    /// The form of this list, and of the one that replaces it if it is discarded: in pages or whole.
+    /// The form of this list, and of the one that replaces it if it is discarded: in pages or
+    /// whole.
     pub(super) form: ListForm,
     /// The continue token. `None` before the first page.
     pub(super) next: Option<String>,
