@@ -134,7 +134,7 @@ impl Noted {
             ReadVerb::Get => uri += &format!("/{}", target.name),
             ReadVerb::List | ReadVerb::Watch => {
                 query.push(("fieldSelector", read.field_selector().into_owned()));
-                query.push(("labelSelector", target.label_selector.clone()));
+                query.push(("labelSelector", read.spec().texts().labels.clone()));
             }
         }
         if read.verb() == ReadVerb::Watch {

@@ -12,6 +12,7 @@ pub mod object;
 pub mod packer;
 pub mod projection;
 pub mod protobuf;
+mod read_spec;
 pub mod resource;
 pub mod sampler;
 pub mod selection;
@@ -21,5 +22,6 @@ pub mod version;
 
 pub use api_path::ApiPath;
 pub use media::Media;
+pub use read_spec::{ReadSpec, SelectorTexts};
 pub use resource::{GroupVersionResource, ObjectKey, Scope};
 pub use version::ResourceVersion;

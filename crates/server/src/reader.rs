@@ -128,7 +128,7 @@ impl<C: Catalog> Reader<C> {
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
         // Before the verdict, which may need the parsed selectors.
-        self.selectors.check_texts(read.target())?;
+        self.selectors.check_texts(read.spec().texts())?;
         let wait = traces::wait("authorize");
         let verdict = self.access.authorize(&caller, read, presented).await;
         drop(wait);

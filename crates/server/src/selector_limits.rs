@@ -2,8 +2,10 @@
 //! its watch.
 
 use kubefan_cache::Refusal;
-use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX};
+use kubefan_model::{
+    SelectorTexts,
+    selector::{FieldSelector, LabelSelector, SELECTOR_BYTES_MAX},
+};
 
 use kubefan_access::Denial;
 
@@ -17,26 +19,26 @@ pub struct SelectorLimits {
 }
 
 impl SelectorLimits {
-    /// Checks the selectors of a target before they are parsed, which the verdict about a caller
+    /// Checks the texts of selectors before they are parsed, which the verdict about a caller
     /// may require and which takes long. Here repeated terms and values count each time. The parser
     /// refuses texts that are too long at once.
     ///
     /// # Errors
     /// [`Denial::Invalid`] if they exceed the limits by far.
-    pub fn check_texts(&self, target: &Target) -> Result<(), Denial> {
+    pub fn check_texts(&self, texts: &SelectorTexts) -> Result<(), Denial> {
         let Self { terms_max, values_max } = *self;
         // Each by itself: a selector that is too long must not spare the other its count.
         let counted = |text: &str, count: fn(&str) -> usize| {
             if text.len() > SELECTOR_BYTES_MAX { 0 } else { count(text) }
         };
-        let terms = counted(&target.field_selector, FieldSelector::count_terms);
+        let terms = counted(&texts.fields, FieldSelector::count_terms);
         if terms > terms_max {
             let message =
                 format!("the selector has {terms} terms; kubefan allows at most {terms_max} (--selector-terms-max)");
             return Err(Denial::Invalid { field: "target.field_selector", message });
         }
         // Commas separate both terms and values.
-        let parts = counted(&target.label_selector, |labels| 1 + labels.matches(',').count());
+        let parts = counted(&texts.labels, |labels| 1 + labels.matches(',').count());
         if parts > terms_max.saturating_add(values_max) {
             let message = format!(
                 "the selector has {parts} terms and values; kubefan allows at most {terms_max} terms \
@@ -83,8 +85,8 @@ mod tests {
     fn selectors_far_beyond_the_limits_are_refused_before_they_are_parsed() {
         let limits = SelectorLimits { terms_max: 100, values_max: 2_000 };
         let check = |labels: String, fields: String| {
-            let target = Target { label_selector: labels, field_selector: fields, ..Target::default() };
-            limits.check_texts(&target).map_err(|denial| match denial {
+            let texts = SelectorTexts { labels, fields, ..SelectorTexts::default() };
+            limits.check_texts(&texts).map_err(|denial| match denial {
                 Denial::Invalid { field, .. } => field,
                 other => panic!("{other:?}"),
             })

@@ -9,11 +9,7 @@ use kubefan_admission::Holder;
 use kubefan_cache::Refusal;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_fanout::{CacheRequest, Catalog, Served};
-use kubefan_model::{
-    Media,
-    selection::Selection,
-    selector::{FieldSelector, LabelSelector, ShardSelector},
-};
+use kubefan_model::{Media, selection::Selection, selector::ShardSelector};
 
 use super::selector_limits::SelectorLimits;
 
@@ -72,11 +68,11 @@ pub async fn select(
     let invalid = |field, message: String| Refusal::Invalid { field, message };
     check_names(target)?;
     // Selectors come first: their errors need no lookup, which could go upstream.
-    let labels = LabelSelector::parse(&target.label_selector)
-        .map_err(|error| invalid("target.label_selector", error.to_string()))?;
-    let fields = FieldSelector::parse(&target.field_selector)
-        .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    limits.check(&labels, &fields)?;
+    let spec = read.what().spec();
+    let labels = spec.labels().map_err(|error| invalid("target.label_selector", error.to_string()))?;
+    let fields = spec.fields().map_err(|error| invalid("target.field_selector", error.to_string()))?;
+    let shard = spec.shard().map_err(|error| invalid("shardSelector", error.to_string()))?;
+    limits.check(labels, fields)?;
     let request = CacheRequest {
         group: &target.group,
         version: &target.version,
@@ -99,14 +95,14 @@ pub async fn select(
     let selection = Selection::bind(
         &target.namespace,
         &target.name,
-        labels,
-        &fields,
+        labels.clone(),
+        fields,
         &served.fields,
         served.parser.clone(),
         &served.gvr,
     )
     .map_err(|error| invalid("target.field_selector", error.to_string()))?;
-    let selection = match read.what().shard().and_then(ShardSelector::shards) {
+    let selection = match shard.and_then(ShardSelector::shards) {
         Some(shards) => selection.within(shards),
         None => selection,
     };

@@ -1,12 +1,12 @@
 //! A read of cached objects, as requested. Both the authorization and the read are derived from it,
 //! so the two cannot differ.
 
-use std::{borrow::Cow, iter};
+use std::{borrow::Cow, iter, mem};
 
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
-    GroupVersionResource,
-    selector::{FieldSelector, LabelSelector, ShardSelector},
+    GroupVersionResource, ReadSpec, SelectorTexts,
+    selector::{FieldOperator, FieldSelector, FieldTerm},
 };
 
 use super::attributes::{Attributes, ReadVerb};
@@ -37,36 +37,44 @@ enum Form {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Read {
     verb: ReadVerb,
+    /// Without the selectors.
     target: Target,
     form: Form,
-    shard: Option<ShardSelector>,
+    spec: ReadSpec,
 }
 
 impl Read {
     /// A get.
     pub fn object(target: Target) -> Self {
-        Self { verb: ReadVerb::Get, target, form: Form::Object, shard: None }
+        Self::new(ReadVerb::Get, target, Form::Object)
     }
 
     /// A list or a watch.
     pub fn collection(verb: ReadVerb, target: Target) -> Self {
-        Self { verb, target, form: Form::Collection, shard: None }
+        Self::new(verb, target, Form::Collection)
     }
 
     /// A watch by a path with the deprecated prefix `/watch/`.
     pub fn watch_path(target: Target) -> Self {
-        Self { verb: ReadVerb::Watch, target, form: Form::WatchPath, shard: None }
+        Self::new(ReadVerb::Watch, target, Form::WatchPath)
     }
 
-    /// Limits the read to the objects of a shard. Authorizers see no difference.
+    fn new(verb: ReadVerb, mut target: Target, form: Form) -> Self {
+        let labels = mem::take(&mut target.label_selector);
+        let fields = mem::take(&mut target.field_selector);
+        let spec = ReadSpec::new(SelectorTexts { labels, fields, shard: String::new() });
+        Self { verb, target, form, spec }
+    }
+
+    /// The same read with these selectors. Authorizers see no shard.
     #[must_use]
-    pub fn of_shard(self, shard: Option<ShardSelector>) -> Self {
-        Self { shard, ..self }
+    pub fn selecting(self, spec: ReadSpec) -> Self {
+        Self { spec, ..self }
     }
 
-    /// The shard that is read; `None` for all objects of the target.
-    pub fn shard(&self) -> Option<&ShardSelector> {
-        self.shard.as_ref()
+    /// The selectors.
+    pub fn spec(&self) -> &ReadSpec {
+        &self.spec
     }
 
     /// The verb.
@@ -74,16 +82,16 @@ impl Read {
         self.verb
     }
 
-    /// The target of the read.
+    /// The target of the read, without the selectors.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The size of its texts and its shard, in bytes.
+    /// The size of its texts, in bytes.
     pub fn bytes(&self) -> usize {
-        let Target { group, version, resource, namespace, name, label_selector, field_selector, .. } = &self.target;
-        let texts = [group, version, resource, namespace, name, label_selector, field_selector];
-        texts.map(String::len).iter().sum::<usize>() + self.shard.as_ref().map_or(0, ShardSelector::heap_bytes)
+        let Target { group, version, resource, namespace, name, .. } = &self.target;
+        let names = [group, version, resource, namespace, name];
+        names.map(String::len).iter().sum::<usize>() + self.spec.bytes()
     }
 
     /// Whether the full name of its resource is known. Without a version, `resource` is any name
@@ -121,33 +129,33 @@ impl Read {
     pub fn attributes(&self) -> Attributes {
         #[cfg(test)]
         PARSED.set(PARSED.get() + 1);
-        let fields = self.field_selector();
-        let labels = LabelSelector::parse(&self.target.label_selector);
-        let name = self.name(&fields, || labels.is_ok());
-        // An invalid selector is no part of the attributes. The read is refused later.
+        // As in the apiserver, an invalid selector is no part of the attributes.
         let (labels, fields) = match self.form {
-            Form::Collection => (labels.unwrap_or_default(), FieldSelector::parse(&fields).unwrap_or_default()),
+            Form::Collection => {
+                let fields = self.spec.fields().map(|fields| self.with_name(fields));
+                (self.spec.labels().cloned().unwrap_or_default(), fields.unwrap_or_default())
+            }
             Form::Object | Form::WatchPath => Default::default(),
         };
-        Attributes { name, labels, fields, ..self.attributes_of_namespace() }
+        Attributes { name: self.name(), labels, fields, ..self.attributes_of_namespace() }
     }
 
-    /// Returns the same attributes without the selectors, which take long to parse. They are for a
-    /// record of the read, and not for a verdict about it.
+    /// Returns the same attributes without the selectors. They are for a record of the read, and
+    /// not for a verdict about it.
     pub fn attributes_for_record(&self) -> Attributes {
-        let is_valid = || LabelSelector::parse(&self.target.label_selector).is_ok();
-        Attributes { name: self.name(&self.field_selector(), is_valid), ..self.attributes_of_namespace() }
+        Attributes { name: self.name(), ..self.attributes_of_namespace() }
     }
 
-    /// Returns the name of the only object that is read; empty if there may be more. `fields` is
-    /// the field selector, and `has_valid_labels` says whether the label selector can be parsed.
-    fn name(&self, fields: &str, has_valid_labels: impl FnOnce() -> bool) -> String {
+    /// Returns the name of the only object that is read; empty if there may be more.
+    fn name(&self) -> String {
         if self.form != Form::Collection {
             return self.target.name.clone();
         }
-        let named = FieldSelector::required_value(fields, NAME_FIELD).filter(|name| is_path_segment(name));
         // The apiserver reads both selectors, or none.
-        named.filter(|_| has_valid_labels()).unwrap_or_default()
+        let named = self.spec.fields().ok().and_then(|_| {
+            FieldSelector::required_value(&self.field_selector(), NAME_FIELD).filter(|name| is_path_segment(name))
+        });
+        named.filter(|_| self.spec.labels().is_ok()).unwrap_or_default()
     }
 
     /// Returns the attributes of the same read of all objects in its namespace.
@@ -167,15 +175,25 @@ impl Read {
         }
     }
 
-    /// The field selector, with the name of a gRPC message.
+    /// The text of the field selector, with the name of a gRPC message.
     pub fn field_selector(&self) -> Cow<'_, str> {
-        let Target { name, field_selector, .. } = &self.target;
+        let (name, fields) = (&self.target.name, &self.spec.texts().fields);
         if self.form != Form::Collection || name.is_empty() {
-            return Cow::Borrowed(field_selector);
+            return Cow::Borrowed(fields);
         }
         let escaped = name.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
         let term = format!("{NAME_FIELD}={escaped}");
-        Cow::Owned(if field_selector.is_empty() { term } else { format!("{term},{field_selector}") })
+        Cow::Owned(if fields.is_empty() { term } else { format!("{term},{fields}") })
+    }
+
+    /// The field selector, with the name of a gRPC message.
+    fn with_name(&self, fields: &FieldSelector) -> FieldSelector {
+        let name = &self.target.name;
+        if name.is_empty() {
+            return fields.clone();
+        }
+        let term = FieldTerm { path: NAME_FIELD.into(), op: FieldOperator::Equals, value: name.as_str().into() };
+        FieldSelector::new(fields.terms().iter().cloned().chain([term]))
     }
 }
 
@@ -186,6 +204,8 @@ fn is_path_segment(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kubefan_model::selector::LabelSelector;
+
     use super::*;
 
     fn target(namespace: &str, name: &str, labels: &str, fields: &str) -> Target {

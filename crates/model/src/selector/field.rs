@@ -72,12 +72,11 @@ impl FieldSelector {
         Self { terms: terms.into() }
     }
 
-    /// The value that the selector `text` requires of a field: that of its first term `path=value`.
-    /// The first is the one whose text sorts first, as in the apiserver, which authorizes a request
-    /// with a selector of `metadata.name` for that name (`RequiresExactMatch`). `None` also if the
-    /// text is no selector.
+    /// The value that a selector requires of a field: that of its first term `path=value`. The
+    /// first is the one whose text sorts first, as in the apiserver, which authorizes a request
+    /// with a selector of `metadata.name` for that name (`RequiresExactMatch`). `text` is known to
+    /// be a selector.
     pub fn required_value(text: &str, path: &str) -> Option<String> {
-        Self::parse(text).ok()?;
         let mut parts = split_terms(text);
         parts.sort_unstable_by_key(|(_, part)| *part);
         parts.into_iter().find_map(|(_, part)| match split_term(part)? {

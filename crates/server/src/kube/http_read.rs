@@ -6,7 +6,7 @@
 use http::{Method, request::Parts};
 use kubefan_access::{Denial, Read, ReadVerb, authentication::presented::impersonates};
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::{format::Format, selector::ShardSelector};
+use kubefan_model::{ReadSpec, format::Format};
 
 use super::{
     fallback::Fallback,
@@ -27,8 +27,8 @@ pub struct HttpRead<'a> {
     pub path: &'a Path,
     /// What is read there.
     pub request: ReadRequest,
-    /// The shard that is read; `None` for all objects.
-    pub shard: Option<ShardSelector>,
+    /// The selectors.
+    pub spec: ReadSpec,
     /// The formats of the response, the preferred one first; `None` for one that kubefan cannot
     /// make.
     pub formats: Vec<Option<Format>>,
@@ -63,8 +63,8 @@ impl<'a> HttpRead<'a> {
         let asked = ReadRequest::parse(&info.query, path).map_err(ReadError::Upstream)?;
         let mut read = Self {
             path,
+            spec: asked.spec(),
             request: asked,
-            shard: None,
             formats: Vec::new(),
             encodes_failures: negotiate::negotiate_failure(negotiate::accept_header(&request.headers)).is_some(),
             problem: None,
@@ -75,30 +75,23 @@ impl<'a> HttpRead<'a> {
 
     /// Reads the parts that may be a problem.
     fn complete(&mut self, request: &Parts, info: &RequestInfo<'_>, settings: ReadSettings) -> Result<(), ReadError> {
-        self.shard = shard(self.request.shard_selector(), settings.feature_gates)?;
+        check_shard(&self.spec, settings.feature_gates)?;
         self.check(request, settings)?;
         self.formats = self.negotiate(request, info, settings)?;
         Ok(())
     }
 
-    /// The field selector; empty for all.
-    pub fn field_selector(&self) -> &str {
-        self.request.selectors().1
-    }
-
     /// The same read, to be authorized.
     pub fn to_authorize(&self) -> Read {
         let Path { group, version, resource, namespace, name, is_watch } = self.path.clone();
-        let (label_selector, field_selector) = self.request.selectors();
-        let (label_selector, field_selector) = (label_selector.to_owned(), field_selector.to_owned());
-        let target = Target { group, version, resource, namespace, name, label_selector, field_selector };
+        let target = Target { group, version, resource, namespace, name, ..Target::default() };
         let read = match self.request {
             ReadRequest::Get(_) => Read::object(target),
             ReadRequest::List(_) => Read::collection(ReadVerb::List, target),
             ReadRequest::Watch(_) if is_watch => Read::watch_path(target),
             ReadRequest::Watch(_) => Read::collection(ReadVerb::Watch, target),
         };
-        read.of_shard(self.shard.clone())
+        read.selecting(self.spec.clone())
     }
 
     /// Checks an upgrade, which only a watch can ask for, and a watch of a single object.
@@ -108,7 +101,7 @@ impl<'a> HttpRead<'a> {
             let socket = if is_watch { Socket::from_request(&request.headers, &request.extensions)? } else { None };
             socket.ok_or_else(|| not_served(request, settings))?;
         }
-        if is_watch && !self.path.name.is_empty() && !self.field_selector().is_empty() {
+        if is_watch && !self.path.name.is_empty() && !self.spec.texts().fields.is_empty() {
             let message = "fieldSelector metadata.name doesn't match requested name".to_owned();
             return Err(ReadError::Upstream(Failure::bad_request(message)));
         }
@@ -137,17 +130,17 @@ impl<'a> HttpRead<'a> {
     }
 }
 
-/// The shard that a selector names; `None` if it is empty.
-fn shard(selector: &str, gates: FeatureGates) -> Result<Option<ShardSelector>, ReadError> {
-    if selector.is_empty() {
-        return Ok(None);
+/// Checks the shard selector.
+fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
+    if spec.texts().shard.is_empty() {
+        return Ok(());
     }
     if !gates.sharded_list_and_watch {
         let message = "the caches answer shardSelector only with --feature-gates=ShardedListAndWatch=true";
         return Err(ReadError::Upstream(Failure::bad_request(message.to_owned())));
     }
-    let parsed = ShardSelector::parse(selector).map(Some);
-    parsed.map_err(|error| Failure::bad_request(format!("invalid shard selector: {error}")).into())
+    let shard = spec.shard().map(drop);
+    shard.map_err(|error| Failure::bad_request(format!("invalid shard selector: {error}")).into())
 }
 
 /// The failure of a request that is no read of objects.

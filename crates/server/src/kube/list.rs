@@ -74,8 +74,8 @@ pub async fn list(
     let Found { selected: Selected { served, selection }, format } = found;
     let Snapshot { store, version, permit, last } = snapshot;
     let hub = served.hub.clone();
-    let shard = read.what().shard();
-    let has_no_selector = options.has_no_selector();
+    let shard = options.spec.shard().ok().flatten();
+    let has_no_selector = options.spec.is_empty();
     let namespace = &*read.what().target().namespace;
     let ListOptions { freshness, limit, continues, .. } = options;
     // The apiserver's watch cache ignores the limit of a first page of any state.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kubefan_model::{ResourceVersion, format::IncludeObject};
+use kubefan_model::{ReadSpec, ResourceVersion, SelectorTexts, format::IncludeObject};
 
 use super::{
     path::Path,
@@ -42,12 +42,8 @@ pub enum WatchStart {
 /// The options of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListOptions {
-    /// The label selector; empty for all.
-    pub label_selector: String,
-    /// The field selector; empty for all.
-    pub field_selector: String,
-    /// The shard selector; empty for all.
-    pub shard_selector: String,
+    /// The selectors.
+    pub spec: ReadSpec,
     /// The freshness that it demands.
     pub freshness: Freshness,
     /// The most objects of a page; `None` for no paging.
@@ -60,25 +56,17 @@ impl ListOptions {
     /// Whether it may be the first request of an informer: all objects, at any version. Then a
     /// watch follows, and the list of a cache that starts for both costs upstream the same.
     pub fn may_begin_informer(&self) -> bool {
-        let is_whole = self.label_selector.is_empty() && self.field_selector.is_empty() && self.continues.is_empty();
+        let SelectorTexts { labels, fields, .. } = self.spec.texts();
+        let is_whole = labels.is_empty() && fields.is_empty() && self.continues.is_empty();
         is_whole && self.freshness == Freshness::Any
-    }
-
-    /// Whether it has no selector of any kind.
-    pub fn has_no_selector(&self) -> bool {
-        self.label_selector.is_empty() && self.field_selector.is_empty() && self.shard_selector.is_empty()
     }
 }
 
 /// The options of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// The label selector; empty for all.
-    pub label_selector: String,
-    /// The field selector; empty for all.
-    pub field_selector: String,
-    /// The shard selector; empty for all.
-    pub shard_selector: String,
+    /// The selectors.
+    pub spec: ReadSpec,
     /// Where it starts.
     pub start: WatchStart,
     /// Whether bookmarks are sent.
@@ -102,22 +90,11 @@ pub enum ReadRequest {
 }
 
 impl ReadRequest {
-    /// The label selector and the field selector.
-    pub fn selectors(&self) -> (&str, &str) {
+    /// The selectors.
+    pub fn spec(&self) -> ReadSpec {
         match self {
-            Self::Get(_) => ("", ""),
-            Self::List(ListOptions { label_selector, field_selector, .. })
-            | Self::Watch(WatchOptions { label_selector, field_selector, .. }) => (label_selector, field_selector),
-        }
-    }
-
-    /// The shard selector; empty for all.
-    pub fn shard_selector(&self) -> &str {
-        match self {
-            Self::Get(_) => "",
-            Self::List(ListOptions { shard_selector, .. }) | Self::Watch(WatchOptions { shard_selector, .. }) => {
-                shard_selector
-            }
+            Self::Get(_) => ReadSpec::default(),
+            Self::List(ListOptions { spec, .. }) | Self::Watch(WatchOptions { spec, .. }) => spec.clone(),
         }
     }
 }
@@ -183,6 +160,12 @@ impl<'a> Raw<'a> {
             seen.push(name);
         }
         Ok(raw)
+    }
+
+    fn spec(&self) -> ReadSpec {
+        let [labels, fields, shard] =
+            [self.label_selector, self.field_selector, self.shard_selector].map(ToOwned::to_owned);
+        ReadSpec::new(SelectorTexts { labels, fields, shard })
     }
 
     fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
@@ -276,14 +259,7 @@ impl<'a> Raw<'a> {
             (Some(version), "") if limit.is_some() => Freshness::Exact(version),
             (Some(version), _) => Freshness::NotOlderThan(version),
         };
-        Ok(ListOptions {
-            label_selector: self.label_selector.to_owned(),
-            field_selector: self.field_selector.to_owned(),
-            shard_selector: self.shard_selector.to_owned(),
-            limit,
-            freshness,
-            continues: self.continues.to_owned(),
-        })
+        Ok(ListOptions { spec: self.spec(), limit, freshness, continues: self.continues.to_owned() })
     }
 
     /// Applies the defaults of a watch without a version: it starts with the state
@@ -317,9 +293,7 @@ impl<'a> Raw<'a> {
             Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is negative".to_owned())),
         };
         Ok(WatchOptions {
-            label_selector: self.label_selector.to_owned(),
-            field_selector: self.field_selector.to_owned(),
-            shard_selector: self.shard_selector.to_owned(),
+            spec: self.spec(),
             start,
             bookmarks: self.bookmarks,
             marks_end: self.bookmarks && self.send_initial_events == Some(true),

@@ -121,7 +121,7 @@ pub fn route(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Route {
 
 fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
-    let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, read.field_selector());
+    let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, &read.spec);
     // Kubefan asks nothing about the caller of a read that upstream answers in any case.
     if has_upstream {
         check_coverage()?;
@@ -301,7 +301,7 @@ fn proof_of_list(
     } else {
         Patience::AtOnce
     };
-    let is_whole = options.has_no_selector() && read.path.namespace.is_empty();
+    let is_whole = options.spec.is_empty() && read.path.namespace.is_empty();
     let lists = match options.limit {
         // Upstream answers a small list of some objects about as soon as one of metadata.
         None => is_whole || patience > Patience::AtOnce,

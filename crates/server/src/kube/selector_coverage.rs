@@ -4,7 +4,7 @@
 //! narrowed cache answers only requests for objects that its selector covers.
 
 use kubefan_model::{
-    GroupVersionResource,
+    GroupVersionResource, ReadSpec,
     selector::{FieldOperator, FieldSelector, FieldTerm},
 };
 
@@ -14,8 +14,8 @@ use super::{path::Path, read_error::ReadError, status::Failure};
 ///
 /// # Errors
 /// Sends the request upstream.
-pub fn check(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> Result<(), ReadError> {
-    if covers(narrowed_by, path, field_selector) {
+pub fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Result<(), ReadError> {
+    if covers(narrowed_by, path, spec) {
         return Ok(());
     }
     Err(ReadError::Upstream(Failure::bad_request(format!(
@@ -26,7 +26,7 @@ pub fn check(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> 
 
 /// The answer to a get for an object that is not in the cache.
 pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
-    match covers(narrowed_by, path, "") {
+    match covers(narrowed_by, path, &ReadSpec::default()) {
         true => Failure::no_object(gvr, &path.name),
         false => Failure::unavailable(format!(
             "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached \
@@ -36,13 +36,13 @@ pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource,
     }
 }
 
-/// Whether `narrowed_by` selects every object that the path and the field selector select.
-fn covers(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> bool {
+/// Whether `narrowed_by` selects every object that the path and the selectors select.
+fn covers(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> bool {
     if narrowed_by.is_everything() {
         return true;
     }
     // Upstream reports invalid selectors.
-    let Ok(fields) = FieldSelector::parse(field_selector) else { return false };
+    let Ok(fields) = spec.fields() else { return false };
     let is_demanded = |term: &FieldTerm| {
         let named = match &*term.path {
             "metadata.name" => &path.name,
@@ -57,12 +57,17 @@ fn covers(narrowed_by: &FieldSelector, path: &Path, field_selector: &str) -> boo
 
 #[cfg(test)]
 mod tests {
+    use kubefan_model::SelectorTexts;
+
     use super::*;
 
     #[test]
     fn only_requests_for_covered_objects_are_answered() {
         let path = Path::parse("/api/v1/namespaces/a/pods/p").unwrap();
-        let covers = |narrowed_by, fields| covers(&FieldSelector::parse(narrowed_by).unwrap(), &path, fields);
+        let covers = |narrowed_by, fields: &str| {
+            let texts = SelectorTexts { fields: fields.to_owned(), ..SelectorTexts::default() };
+            covers(&FieldSelector::parse(narrowed_by).unwrap(), &path, &ReadSpec::new(texts))
+        };
         for (narrowed_by, fields, is) in [
             ("", "", true),
             ("spec.nodeName=n1", "", false),

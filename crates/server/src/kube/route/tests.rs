@@ -78,7 +78,7 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let path: &'static Path = Box::leak(Box::new(Path::parse(path).unwrap()));
     let request = ReadRequest::parse(&Query::parse(query), path).unwrap();
     let formats = vec![format(Media::Json)];
-    let read = HttpRead { path, request, shard: None, formats, encodes_failures: true, problem: None };
+    let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
     let found = FoundCache {
         gvr: GroupVersionResource::new("", "v1", "pods"),
         media: Media::Json,
