@@ -78,6 +78,17 @@ pub struct CachedState {
 }
 
 impl CachedState {
+    /// Checks that the state has reached a version.
+    ///
+    /// # Errors
+    /// [`Refusal::Future`].
+    pub fn check_reached(&self, requested: ResourceVersion) -> Result<(), Refusal> {
+        if self.version < requested {
+            return Err(Refusal::Future { requested, current: self.version });
+        }
+        Ok(())
+    }
+
     /// Moves on to another store, which differs by these events.
     fn follow(&mut self, store: Store, version: ResourceVersion, events: &[Arc<WatchEvent>], columns: &mut Columns) {
         let before = std::mem::replace(&mut self.store, store);

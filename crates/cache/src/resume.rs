@@ -10,10 +10,10 @@
 //! over plain data. The hub calls it inside its critical section, so history cannot move between
 //! the decision and the subscription. Before it plans, `server::reader` waits up to three seconds
 //! for a version that the cache has not reached, and refuses a version of another history; a watch
-//! over HTTP may instead await such a version. If the plan needs something that takes time (a gate
-//! permit, a backfill), the hub returns that need instead of a subscription; the caller fetches it
-//! without the lock and asks again. The alternative, to look first and to subscribe later, decides
-//! twice, and the two decisions can differ.
+//! over HTTP waits for such a version in silence. If the plan needs something that takes time (a
+//! gate permit, a backfill), the hub returns that need instead of a subscription; the caller
+//! fetches it without the lock and asks again. The alternative, to look first and to subscribe
+//! later, decides twice, and the two decisions can differ.
 
 use kubefan_model::ResourceVersion;
 
@@ -37,6 +37,16 @@ pub enum OnExpired {
     Fail,
     /// It starts again with a snapshot.
     Restart,
+}
+
+/// The treatment of a subscription whose version the cache has not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnAhead {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// It waits in silence.
+    Wait,
 }
 
 /// The part of history that a subscriber continues from.
@@ -128,6 +138,8 @@ pub struct ResumeRequest<E> {
     pub situation: Situation,
     /// The subscriber's option if history cannot resume.
     pub on_expired: OnExpired,
+    /// The subscriber's option if the cache has not reached its version.
+    pub on_ahead: OnAhead,
 }
 
 /// The way in which a subscriber continues.
@@ -139,6 +151,8 @@ pub enum ResumePlan<E> {
     Backfill(HistorySource),
     /// Only a backfill can help: read one, and plan again.
     NeedsBackfill,
+    /// With the events after this version, which the cache has not reached.
+    Wait(ResourceVersion),
     /// With a new snapshot.
     Restart,
     /// Not at all.
@@ -157,7 +171,12 @@ pub fn plan<E: From<Expired>>(request: ResumeRequest<E>) -> ResumePlan<E> {
     let expired = match request.position {
         Err(unresumable) => unresumable,
         Ok(Coverage { version: requested, current, .. }) if requested > current => {
-            return ResumePlan::Future { requested, current };
+            // The client has all events of its version, of which the cache may have a part.
+            let has_part = requested.is_end() && requested.is_at(current);
+            return match request.on_ahead {
+                OnAhead::Refuse if !has_part => ResumePlan::Future { requested, current },
+                OnAhead::Refuse | OnAhead::Wait => ResumePlan::Wait(requested),
+            };
         }
         Ok(coverage) => match (coverage.source(), request.situation) {
             (Err(expired), Situation::Lags(_)) => expired.into(),
@@ -207,6 +226,11 @@ mod tests {
             exact_from: version(70),
             gap_markers: true,
         }
+    }
+
+    /// The same, at the end of that version.
+    fn whole(number: u64) -> Coverage {
+        Coverage { version: version(number).end(), ..at(number) }
     }
 
     fn http(number: u64) -> Coverage {
@@ -271,6 +295,14 @@ mod tests {
             (Ok(http(60)), Returns(Missing), Fail, Plan::NeedsBackfill),
             (Ok(http(60)), Returns(Unavailable), Fail, Plan::Expired(gone(60, 70))),
             (Ok(at(101)), Returns(Missing), RESTART, Plan::Future { requested: version(101), current: version(100) }),
+            (
+                Ok(whole(101)),
+                Returns(Missing),
+                Fail,
+                Plan::Future { requested: version(101).end(), current: version(100) },
+            ),
+            // The cache may have a part of it.
+            (Ok(whole(100)), Returns(Missing), Fail, Plan::Wait(version(100).end())),
             (Err(unresumable), Returns(Missing), Fail, Plan::Expired(unresumable)),
             (Err(unresumable), Returns(EndsAt(at(50))), RESTART, Plan::Restart),
             // A subscriber lags.
@@ -283,7 +315,21 @@ mod tests {
             (Err(unresumable), Lags(Conflate), Fail, Plan::Expired(unresumable)),
             (Err(unresumable), Lags(Conflate), RESTART, Plan::Restart),
         ] {
-            let request = ResumeRequest { position, situation, on_expired };
+            let request = ResumeRequest { position, situation, on_expired, on_ahead: OnAhead::Refuse };
+            assert_eq!(plan(request), expected, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_subscriber_may_wait_for_a_version_that_the_cache_has_not_reached() {
+        for (position, expected) in [
+            (whole(101), Plan::Wait(version(101).end())),
+            (whole(100), Plan::Wait(version(100).end())),
+            (at(100), Plan::Continue(Log)),
+            (http(60), Plan::NeedsBackfill),
+        ] {
+            let (situation, on_ahead) = (Returns(Missing), OnAhead::Wait);
+            let request = ResumeRequest { position: Ok(position), situation, on_expired: Fail, on_ahead };
             assert_eq!(plan(request), expected, "{request:?}");
         }
     }

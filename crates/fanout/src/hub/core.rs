@@ -423,10 +423,7 @@ impl Hub {
         if tokio::time::timeout(limit, reached).await.is_ok() {
             return Ok(());
         }
-        match self.head() {
-            Some(current) if current < version => Err(Refusal::Future { requested: version, current }),
-            _ => Ok(()),
-        }
+        self.lock().published.state().map_or(Ok(()), |cached| cached.check_reached(version))
     }
 
     /// The state, for maintenance of the cache, which does not count as use of it; `None` before

@@ -47,10 +47,8 @@ impl Fresh {
     /// unchanged objects have other bytes since. [`Refusal::Future`] if the cache went back.
     pub(crate) fn instead_of(&self, cached: &CachedState) -> Result<Option<&ProvedState>, Refusal> {
         match self {
-            Self::AtLeast(requested) if cached.version < *requested => {
-                Err(Refusal::Future { requested: *requested, current: cached.version })
-            }
-            Self::Cache | Self::AtLeast(_) => Ok(None),
+            Self::Cache => Ok(None),
+            Self::AtLeast(requested) => cached.check_reached(*requested).map(|()| None),
             Self::State(proved) if proved.epoch != cached.epoch || cached.reencoded > Some(proved.cached_at) => {
                 Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
             }

@@ -18,8 +18,10 @@ pub enum Start {
     /// The same, for a client that retained the bytes of every object it was sent: it can read
     /// deltas from the start.
     ResumeWithObjects(ResourceVersion),
-    /// After this version, which the cache may not have reached yet: silence until then. For a
-    /// client that received the version from upstream, and for a format without deltas.
+    /// Behind what the cache has of this version, as the apiserver starts a watch: versions over
+    /// HTTP do not say how many events of one were sent, so what comes later is sent. If the cache
+    /// has not reached the version, silence until then: the client may have it from upstream. For a
+    /// format without deltas.
     Await(ResourceVersion),
 }
 
@@ -47,11 +49,21 @@ pub struct SubscribeOptions {
 }
 
 impl SubscribeOptions {
-    /// The version after which it continues, in this or another way.
+    /// The version whose history the cache must know, after which it continues in this or another
+    /// way.
     pub fn resumes_from(&self) -> Option<ResourceVersion> {
         match self.start {
             Start::Resume(version) | Start::ResumeWithObjects(version) => Some(version),
             Start::Await(_) | Start::Snapshot => None,
+        }
+    }
+
+    /// The version after which it reads history, if the cache has reached it.
+    pub fn reads_history_after(&self) -> Option<ResourceVersion> {
+        match self.start {
+            Start::Resume(version) | Start::ResumeWithObjects(version) => Some(version),
+            Start::Await(version) => Some(version.end()),
+            Start::Snapshot => None,
         }
     }
 }

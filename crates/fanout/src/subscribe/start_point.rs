@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kubefan_admission::{fair_share::Holder, gate::GatePermit};
 use kubefan_cache::{
     Backfill, CachedState, Expired, HistorySource, OnExpired, OnLag,
-    resume::{ResumePlan, ResumeRequest, Situation, plan},
+    resume::{OnAhead, ResumePlan, ResumeRequest, Situation, plan},
     stream_end::StreamEnd,
 };
 use kubefan_common::{
@@ -161,9 +161,9 @@ impl Hub {
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
         let coverage = sent.map(|sent| view.limit_coverage(cached.history.coverage(sent, cached.version, gap_markers)));
-        let position = coverage.ok_or(StreamEnd::Expired(expired));
+        let (position, on_ahead) = (coverage.ok_or(StreamEnd::Expired(expired)), OnAhead::Refuse);
         let (first, lag) =
-            match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired }), sent) {
+            match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired, on_ahead }), sent) {
                 (ResumePlan::Continue(source), Some(sent)) => (First::History(source, sent), Lag::CatchUp),
                 (ResumePlan::Restart, _) => {
                     let restarted_from = Some(expired.requested);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kubefan_admission::fair_share::Holder;
 use kubefan_cache::{
     Expired, HistorySource, PublishedCache, Refusal,
-    resume::{BackfillState, ResumePlan, ResumeRequest, Situation, plan},
+    resume::{BackfillState, OnAhead, ResumePlan, ResumeRequest, Situation, plan},
 };
 use kubefan_common::{
     planted::{self, Bug},
@@ -163,7 +163,7 @@ impl Hub {
         let waker = waker.into();
         let mut provided = Provided::default();
         self.start_index(&selection, options.holder);
-        if let Some(version) = options.resumes_from() {
+        if let Some(version) = options.reads_history_after() {
             provided.replayed = self.replay_now(&selection, &format, version);
         }
         loop {
@@ -201,20 +201,16 @@ impl Hub {
                 };
                 return Ok((first, None));
             }
-            Start::Await(version) if published.serving(Instant::now())?.version < version.whole() => {
-                return Ok((First::Nothing(version), None));
+            Start::Await(version) => {
+                let current = published.serving(Instant::now())?.version;
+                let is_behind = current < version && planted::is(Bug::AheadIsNow);
+                if current.is_at(version) || is_behind { current } else { version.end() }
             }
-            Start::Await(version) | Start::Resume(version) | Start::ResumeWithObjects(version) => version,
+            Start::Resume(version) | Start::ResumeWithObjects(version) => version,
         };
         let version =
             if options.may_be_complete && version.sub() == 0 { self.place_of(published, version)? } else { version };
-        if provided.other_history.is_none() && version.is_end() {
-            let reached = published.serving(Instant::now())?.version;
-            // The client has all events of its version. The cache may have only a part of them.
-            if reached.is_at(version) && reached < version {
-                return Ok((First::Nothing(version), Some((version, Resume::Ring))));
-            }
-        }
+        let on_ahead = if matches!(options.start, Start::Await(_)) { OnAhead::Wait } else { OnAhead::Refuse };
         let (position, backfill) = match &provided.other_history {
             Some(refusal) => (Err(refusal.clone()), BackfillState::Unavailable),
             None => {
@@ -242,7 +238,7 @@ impl Hub {
             }
         };
         let situation = Situation::Returns(backfill);
-        Ok(match plan(ResumeRequest { position, situation, on_expired: options.on_expired }) {
+        Ok(match plan(ResumeRequest { position, situation, on_expired: options.on_expired, on_ahead }) {
             ResumePlan::Continue(source) => {
                 let how = match source {
                     HistorySource::Log => Resume::Ring,
@@ -255,6 +251,11 @@ impl Hub {
             }
             ResumePlan::Backfill(_) | ResumePlan::NeedsBackfill => {
                 return Err(NotSubscribed::Needs(Need::Backfill(version)));
+            }
+            ResumePlan::Wait(version) => {
+                // It resumes if the cache has a part of its version.
+                let has_part = published.serving(Instant::now())?.version.is_at(version);
+                (First::Nothing(version), has_part.then_some((version, Resume::Ring)))
             }
             ResumePlan::Restart => {
                 let first = First::Snapshot { restarted_from: Some(version), marks_end: false };

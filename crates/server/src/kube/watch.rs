@@ -12,10 +12,7 @@ use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::AuditRecord;
 use kubefan_cache::Refusal;
-use kubefan_common::{
-    planted::{self, Bug},
-    spread::spread,
-};
+use kubefan_common::spread::spread;
 use kubefan_fanout::{Catalog, Fresh, Hub, OfStream, Served, Start, Subscription};
 use tokio::time::Instant;
 
@@ -105,17 +102,9 @@ pub fn open<C: Catalog>(
 pub fn start(start: WatchStart, hub: &Hub, fresh: &Fresh) -> Result<Start, Refusal> {
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
     // silent until it gets there.
-    let after = |version| match hub.head() {
-        Some(head) if head < version && planted::is(Bug::AheadIsNow) => Start::Resume(head),
-        Some(head) if head < version => Start::Await(version.end()),
-        // As the apiserver: its versions do not say how many events of one were sent. What comes
-        // later is sent.
-        Some(head) if head.is_at(version) => Start::Resume(head),
-        _ => Start::Resume(version.end()),
-    };
     Ok(match start {
         WatchStart::State(_) => Start::Snapshot,
-        WatchStart::Now(_) => after(hub.snapshot_of(fresh)?.1),
-        WatchStart::After(version) => after(version),
+        WatchStart::Now(_) => Start::Await(hub.snapshot_of(fresh)?.1),
+        WatchStart::After(version) => Start::Await(version),
     })
 }

@@ -40,7 +40,7 @@ impl<C: Catalog> Reader<C> {
             provided.other_history = self.other_history(served, &options.cluster, version).await;
         }
         hub.index_for(&selection, options.holder).await;
-        if let Some(version) = options.resumes_from() {
+        if let Some(version) = options.reads_history_after() {
             provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
         }
         let mut backfills = 0;
