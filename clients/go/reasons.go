@@ -48,7 +48,7 @@ const (
 	ReasonForbidden = "FORBIDDEN"
 
 	// ReasonReauthenticate: The token or client certificate of the stream has expired, an object that
-	// the token is bound to was deleted, or the stream has reached --stream-age-max. Resume with a
+	// the token is bound to was deleted, or the stream has reached limits.streamAgeMax. Resume with a
 	// valid token. Nothing is lost.
 	ReasonReauthenticate = "REAUTHENTICATE"
 
@@ -87,8 +87,8 @@ const (
 	// new connection.
 	ReasonRebalanced = "REBALANCED"
 
-	// ReasonConnectionAge: Nothing has failed. The connection has reached --connection-age-max. Resume
-	// at once, on a new connection.
+	// ReasonConnectionAge: Nothing has failed. The connection has reached limits.connectionAgeMax.
+	// Resume at once, on a new connection.
 	ReasonConnectionAge = "CONNECTION_AGE"
 
 	// ReasonTLSRequired: The call came without TLS to a port that needs it. Use an https:// address.
@@ -107,12 +107,12 @@ const (
 	ReasonLimitReached = "LIMIT_REACHED"
 
 	// ReasonSnapshotStalled: The subscriber took less than 16 KiB of a snapshot in
-	// --snapshot-stall-timeout, or after two of them less than 1 MiB in each on average. Start again,
-	// and read faster.
+	// tuning.snapshotStallTimeout, or after two of them less than 1 MiB in each on average. Start
+	// again, and read faster.
 	ReasonSnapshotStalled = "SNAPSHOT_STALLED"
 
-	// ReasonRequestTooLong: The request is longer than --max-message-size. Send a shorter selector or
-	// projection.
+	// ReasonRequestTooLong: The request is longer than limits.maxMessageSize. Send a shorter selector
+	// or projection.
 	ReasonRequestTooLong = "REQUEST_TOO_LONG"
 
 	// ReasonNotRecorded: The call cannot be recorded, and --audit-log-mode=blocking-strict demands it.

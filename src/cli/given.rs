@@ -1,5 +1,5 @@
 //! The origin of a wrong value. clap and the configuration name the flag, also for a value that an
-//! environment variable set, and an operator who set `KUBEFAN_PAGE_SIZE` looks for that name.
+//! environment variable set, and an operator who set `KUBEFAN_MEMORY_MAX` looks for that name.
 
 use std::ffi::OsString;
 
@@ -7,6 +7,8 @@ use clap::{
     Command,
     error::{ContextKind, ContextValue, ErrorKind},
 };
+
+use kubefan_app::config::moved;
 
 /// The arguments and variables of this process.
 pub(super) struct Given<'a> {
@@ -19,11 +21,12 @@ pub(super) struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// The environment variable that a flag (`--page-size`) has its value from; `None` if the flag
+    /// The environment variable that a flag (`--memory-max`) has its value from; `None` if the flag
     /// itself is on the command line, or the variable is not set.
     pub(super) fn variable_of(&self, flag: &str) -> Option<String> {
         let subcommand = self.command.find_subcommand(self.args.get(1)?)?;
-        let arg = subcommand.get_arguments().find(|arg| arg.get_long() == flag.strip_prefix("--"))?;
+        let long = flag.strip_prefix("--")?;
+        let arg = subcommand.get_arguments().find(|arg| arg.get_long() == Some(long))?;
         let variable = arg.get_env()?.to_str()?;
         let mut names: Vec<_> = arg.get_all_aliases().into_iter().flatten().map(|name| format!("--{name}")).collect();
         names.push(flag.to_owned());
@@ -36,6 +39,18 @@ impl Given<'_> {
                 || short.as_ref().is_some_and(|short| given.starts_with(&**short))
         };
         (!self.args.iter().any(is_flag) && (self.is_set)(variable)).then(|| variable.to_owned())
+    }
+
+    /// The new place of the flag of an earlier version that the parser does not know; `None` for
+    /// every other error.
+    pub(super) fn moved(&self, error: &clap::Error) -> Option<String> {
+        let has_options = ["serve", "check"].iter().any(|name| self.args.get(1).is_some_and(|arg| arg == name));
+        let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else { return None };
+        if !has_options || error.kind() != ErrorKind::UnknownArgument {
+            return None;
+        }
+        let flag = arg.split('=').next().unwrap_or_default();
+        Some(format!("{flag} is now {}", moved::flag(flag)?))
     }
 
     /// The same error, in which the variable that has a wrong value stands for its flag.
@@ -62,10 +77,10 @@ mod tests {
     use super::*;
 
     fn command() -> Command {
-        let page_size = Arg::new("page_size").long("page-size").env("KUBEFAN_TEST_PAGE_SIZE");
-        let page_size = page_size.value_name("COUNT").value_parser(clap::value_parser!(u32));
+        let memory_max = Arg::new("memory_max").long("memory-max").env("KUBEFAN_TEST_MEMORY_MAX");
+        let memory_max = memory_max.value_name("COUNT").value_parser(clap::value_parser!(u32));
         let namespace = Arg::new("namespaces").long("namespace").alias("namespaces").short('n').env("KUBEFAN_TEST_N");
-        Command::new("kubefan").subcommand(Command::new("serve").args([page_size, namespace, Arg::new("x").long("x")]))
+        Command::new("kubefan").subcommand(Command::new("serve").args([memory_max, namespace, Arg::new("x").long("x")]))
     }
 
     fn args(words: &[&str]) -> Vec<OsString> {
@@ -78,29 +93,45 @@ mod tests {
         let variable = |flag: &str, words: &[&str]| {
             Given { command: &command, args: &args(words), is_set: |_| true }.variable_of(flag)
         };
-        assert_eq!(variable("--page-size", &["serve", "--x=1"]).unwrap(), "KUBEFAN_TEST_PAGE_SIZE");
+        assert_eq!(variable("--memory-max", &["serve", "--x=1"]).unwrap(), "KUBEFAN_TEST_MEMORY_MAX");
         assert_eq!(variable("--namespace", &["serve", "--namespaced"]).unwrap(), "KUBEFAN_TEST_N");
-        for given in ["--page-size", "--page-size=7"] {
-            assert_eq!(variable("--page-size", &["serve", given, "7"]), None);
+        for given in ["--memory-max", "--memory-max=7"] {
+            assert_eq!(variable("--memory-max", &["serve", given, "7"]), None);
         }
         for given in ["--namespace", "--namespaces=a", "-n", "-na"] {
             assert_eq!(variable("--namespace", &["serve", given]), None, "{given}");
         }
         assert_eq!(variable("--x", &["serve"]), None, "it has no variable");
-        assert_eq!(variable("--page-size", &["get"]), None);
+        assert_eq!(variable("--memory-max", &["get"]), None);
         let unset = Given { command: &command, args: &args(&["serve"]), is_set: |_| false };
-        assert_eq!(unset.variable_of("--page-size"), None);
+        assert_eq!(unset.variable_of("--memory-max"), None);
+    }
+
+    #[test]
+    fn a_flag_of_an_earlier_version_is_refused_with_its_new_place() {
+        let command = command();
+        let moved = |words: &[&str]| {
+            let args = args(words);
+            let error = command.clone().try_get_matches_from(&args).unwrap_err();
+            Given { command: &command, args: &args, is_set: |_| false }.moved(&error)
+        };
+        let expected = "--page-size is now tuning.pageSize in the configuration file (--config)";
+        for words in [&["serve", "--page-size=7"][..], &["serve", "--page-size", "7"]] {
+            assert_eq!(moved(words).as_deref(), Some(expected));
+        }
+        assert_eq!(moved(&["serve", "--zebra"]), None);
+        assert_eq!(moved(&["get", "--page-size=7"]), None, "it is no command here");
     }
 
     #[test]
     fn an_error_of_the_parser_names_the_variable() {
         let command = command();
-        let words = args(&["serve", "--page-size=many"]);
+        let words = args(&["serve", "--memory-max=many"]);
         let error = || command.clone().try_get_matches_from(&words).unwrap_err();
         let message =
             |args: &[OsString]| Given { command: &command, args, is_set: |_| true }.with_variable(error()).to_string();
-        assert!(message(&words).starts_with("error: invalid value 'many' for '--page-size <COUNT>'"));
+        assert!(message(&words).starts_with("error: invalid value 'many' for '--memory-max <COUNT>'"));
         let by_variable = message(&args(&["serve"]));
-        assert!(by_variable.starts_with("error: invalid value 'many' for 'KUBEFAN_TEST_PAGE_SIZE'"), "{by_variable}");
+        assert!(by_variable.starts_with("error: invalid value 'many' for 'KUBEFAN_TEST_MEMORY_MAX'"), "{by_variable}");
     }
 }

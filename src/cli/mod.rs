@@ -100,6 +100,10 @@ pub(crate) fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
+            if let Some(moved) = given.moved(&error) {
+                print_notice(&CliError::Plain(moved).to_string());
+                return ExitCode::from(2);
+            }
             let error = given.with_variable(error);
             // Help and version arrive here too, with exit code 0.
             let _ = error.print();

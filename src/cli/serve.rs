@@ -6,7 +6,7 @@ use std::{env, path::PathBuf};
 use clap::{Args, Command};
 use kubefan_app::{
     self,
-    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions},
+    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions, moved},
     reload::WatchedFile,
 };
 
@@ -26,7 +26,8 @@ const EVENT_INTERVAL: u32 = 8;
 #[command(
     after_help = "Precedence: a flag, then its environment variable, then the file of --config, then the default. The file \
     is YAML with `apiVersion: kubefan.dev/v1alpha1`, `kind: ServeConfiguration`, and the flags' names in camelCase (`resources` and \
-    `namespaces` are lists)."
+    `namespaces` are lists). It alone has further limits and tuning, under `limits` and `tuning`: docs/configuration.md describes \
+    them."
 )]
 pub(super) struct ServeArgs {
     /// Read the configuration from this file
@@ -92,6 +93,10 @@ pub(super) fn configuration(
     given: &Given<'_>,
 ) -> Result<(ServeConfig, Option<WatchedFile>), CliError> {
     let is_twice = |names: &&SecondVariable| !names.is_foreign && is_set(names.first) && is_set(names.second);
+    let removed = moved::variables().find(|(variable, _)| is_set(variable));
+    if let Some((variable, place)) = removed.and_then(|(variable, flag)| Some((variable, moved::flag(&flag)?))) {
+        return Err(CliError::Plain(format!("{variable} is now {place}")));
+    }
     if let Some(names) = config::second_variables().iter().find(is_twice) {
         let message = format!("{} and {} mean the same; set only one of them", names.first, names.second);
         return Err(CliError::Plain(message));
@@ -189,19 +194,19 @@ mod tests {
     fn a_flag_overrides_the_file_and_the_file_overrides_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("kubefan.yaml");
-        let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\npageSize: 11\nringAgeMax: 2m\n";
+        let text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\nresources: [nodes]\nlogLevel: warn\ntuning: {pageSize: 11}\n";
         std::fs::write(&file, text).unwrap();
         let config = parse(&[
             "--config",
             file.to_str().unwrap(),
-            "--page-size=12",
+            "--log-level=error",
             "--resource=pods,deploy",
             "--resource",
             "svc",
         ])
         .unwrap();
         assert_eq!(config.cache.resources, ["pods", "deploy", "svc"].map(Into::into));
-        assert_eq!((config.upstream.page_size, config.cache.ring_age_max.as_secs()), (12, 120));
+        assert_eq!((config.logging.level.as_str(), config.upstream.page_size), ("error", 11));
         assert_eq!(config.cache.ring_events_max, ServeConfig::default().cache.ring_events_max);
     }
 
@@ -240,27 +245,15 @@ mod tests {
                 named.contains(&id),
                 help.contains("[default:")
                     && ![
-                        "ring_bytes_max",
-                        "residue_bytes_max",
                         "memory_max",
                         "max_staleness",
                         "on_demand",
-                        "peer_transfer_bytes_max",
-                        "connections_max",
                         "api_audiences",
-                        "authorization_always_allow_groups",
                         "upstream_token_file",
                         "otlp_endpoint",
-                        "otlp_sampling_ratio",
                         "authorization_mode",
                         "audit_log_path",
-                        "client_ca_file",
-                        "tls_cipher_suites",
-                        "subscribers_max_per_identity",
-                        "reads_max_per_identity",
-                        "passthrough_max_per_identity",
-                        "peer_allowed_names",
-                        "feature_gates"
+                        "client_ca_file"
                     ]
                     .contains(&id),
                 "{id}: {help}"

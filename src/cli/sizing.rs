@@ -36,7 +36,7 @@ coefficients! {
     /// Bytes per byte of JSON.
     CACHE_PER_JSON = 1.28, "a cache with its history, per byte of JSON", "1.28", "benchmarks.md#memory";
     /// Bytes per byte of JSON.
-    PACKED_CACHE_PER_JSON = 0.21, "… with `--cache-compression=zstd`", "0.21", "benchmarks.md#memory";
+    PACKED_CACHE_PER_JSON = 0.21, "… with `tuning.cacheCompression: zstd`", "0.21", "benchmarks.md#memory";
     /// Bytes per byte of JSON.
     RELIST_PER_JSON = 1.35, "the peak of a relist, per byte of JSON", "1.35", "benchmarks.md#memory";
     /// Bytes.

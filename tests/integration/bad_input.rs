@@ -191,7 +191,7 @@ fn bad_selectors() -> Vec<Refused<WatchRequest>> {
         by_fields("status.phase=Running,metadata.name", "(at byte 21)"),
         by_fields("spec.color=red", unsupported),
         // Not OUT_OF_RANGE, which means that a version is too old.
-        Refused::with(Code::ResourceExhausted, "a long request", watch_of(too_long), "--max-message-size"),
+        Refused::with(Code::ResourceExhausted, "a long request", watch_of(too_long), "limits.maxMessageSize"),
     ]
 }
 
@@ -265,7 +265,7 @@ async fn bad_reads_are_refused() {
     let too_large = "too large resource version";
     lists.push(Refused::with(Code::Unavailable, "the future", list_at("999999999", target("pods")), too_large));
     let long = Target { label_selector: "x".repeat(1 << 20), ..target("pods") };
-    lists.push(Refused::with(Code::ResourceExhausted, "a long list", list_at("", long), "--max-message-size"));
+    lists.push(Refused::with(Code::ResourceExhausted, "a long list", list_at("", long), "limits.maxMessageSize"));
     for row in lists {
         row.assert(&rig.list_request(row.request.clone()).await.unwrap_err());
     }

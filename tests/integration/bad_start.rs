@@ -49,12 +49,12 @@ async fn bad_settings_give_a_one_line_error() {
     let nonsense = nonsense.to_str().unwrap();
     let missing = "/does/not/exist.pem";
     let traces = "--otlp-endpoint=http://c";
-    let ratio_alone = "--otlp-sampling-ratio has no effect without --otlp-endpoint";
+    let ratio_alone = "tuning.otlpSamplingRatio has no effect without --otlp-endpoint";
     let cases: [(&[&str], &[&str]); 16] = [
         (&["--listen", "127.0.0.1:7444", "--admin-listen=127.0.0.1:7444"], &["are both 127.0.0.1:7444"]),
         (&["--listen", "0.0.0.0:0"], &["--listen 0.0.0.0:0", "--insecure", "127.0.0.1"]),
         (&["--on-demand=false"], &["--resource", "--on-demand"]),
-        (&["--on-demand=false", "--resource=pods", "--on-demand-bytes-max=1Gi"], &["--on-demand-bytes-max"]),
+        (&["--on-demand=false", "--resource=pods", "limits.onDemandBytesMax=1Gi"], &["limits.onDemandBytesMax"]),
         (&["--resource", "../secrets"], &["--resource", "\"../secrets\""]),
         (&["--resource", "pods\x1b[31m"], &["--resource", r"pods\u{1b}[31m"]),
         (&["--namespace", "a/../b"], &["--namespace", "\"a/../b\""]),
@@ -64,18 +64,19 @@ async fn bad_settings_give_a_one_line_error() {
         (&["--tls-cert-file", nonsense, "--tls-private-key-file", nonsense], &["--tls-cert-file", nonsense]),
         (&["--tls-cert-file", missing, "--tls-private-key-file", missing], &["--tls-cert-file", missing]),
         (&["--otlp-endpoint=collector:4317"], &["--otlp-endpoint collector:4317"]),
-        (&["--otlp-sampling-ratio=0.5"], &[ratio_alone]),
-        (&[traces, "--otlp-sampling-ratio=2"], &["must be from 0 to 1"]),
-        (&[traces, "--otlp-headers-file=/nonexistent"], &["--otlp-headers-file /nonexistent"]),
+        (&["tuning.otlpSamplingRatio=0.5"], &[ratio_alone]),
+        (&[traces, "tuning.otlpSamplingRatio=2"], &["must be from 0 to 1"]),
+        (&[traces, "tuning.otlpHeadersFile=/nonexistent"], &["tuning.otlpHeadersFile /nonexistent"]),
     ];
     for (args, has) in cases {
         assert_line(&args.join(" "), &serve(args).await, 1, has);
     }
     // Errors of the command-line parser also show the usage.
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
+        (&["--page-size=5"], "error: --page-size is now tuning.pageSize in the configuration file (--config)\n"),
         (&["--drain-timeout=-5s"], "--drain-timeout"),
         (&["--listen", "nowhere"], "\"nowhere\" is not a listen address"),
-        (&["--watch-list", "sometimes"], "[possible values: auto, never]"),
+        (&["--log-format", "xml"], "[possible values: text, json]"),
         (&["--no-such-flag"], "--no-such-flag"),
     ];
     for (args, has) in cases {
@@ -83,6 +84,9 @@ async fn bad_settings_give_a_one_line_error() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}: {ran:?}");
         assert!(ran.stderr.contains(has), "{args:?}: {}", ran.stderr);
     }
+    let by_variable = run_with(&["serve"], |command| _ = command.env("KUBEFAN_PAGE_SIZE", "5")).await;
+    let has = ["KUBEFAN_PAGE_SIZE is now tuning.pageSize in the configuration file (--config)"];
+    assert_line("a variable of an earlier version", &by_variable, 1, &has);
 }
 
 async fn a_bad_configuration_file_gives_a_one_line_error() {
@@ -92,7 +96,9 @@ async fn a_bad_configuration_file_gives_a_one_line_error() {
     let head = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n";
     let cases = [
         (format!("{head}resorces: [pods]\n"), [path, "line 3: unknown key \"resorces\"; did you mean \"resources\"?"]),
-        (format!("{head}pageSize: 0\n"), ["", "--page-size"]),
+        (format!("{head}tuning: {{pageSize: 0}}\n"), ["", "tuning.pageSize"]),
+        (format!("{head}pageSize: 5\n"), [path, "line 3: pageSize is now tuning.pageSize"]),
+        (format!("{head}tuning:\n  watchList: sometimes\n"), [path, "line 4: tuning.watchList"]),
         (format!("{head}resources: [pods\n"), [path, "line "]),
         ("resources: [pods]\n".to_owned(), [path, "apiVersion is missing"]),
         ("\0\u{1}\u{2}".to_owned(), [path, ""]),
@@ -135,8 +141,8 @@ async fn an_unusable_kubeconfig_is_named() {
         (String::new(), &[], &["no current-context", "--context"]),
         (good.to_owned(), &["--context", "b"], &["\"gone\""]),
         (good.replace("http://127.0.0.1:1", "not a url"), &[], &["cluster url"]),
-        (good.replace("token: very-secret", files), &["--require-upstream"], &["/no/such"]),
-        (good.replace("token: very-secret", plugin), &["--require-upstream"], &["plugin"]),
+        (good.replace("token: very-secret", files), &["tuning.requireUpstream"], &["/no/such"]),
+        (good.replace("token: very-secret", plugin), &["tuning.requireUpstream"], &["plugin"]),
     ];
     for (text, args, has) in cases {
         std::fs::write(&file, &text).unwrap();
@@ -184,8 +190,8 @@ async fn with_require_upstream_an_unusable_apiserver_ends_the_start() {
         ("no apiserver", mail, &[]),
     ] {
         let config = kubeconfig(&dir, &format!("http://{server}"), "{ token: wrong-and-secret }");
-        let ran = serve(&["--require-upstream", "--kubeconfig", config.to_str().unwrap()]).await;
-        assert_line(what, &ran, 1, &[has, &["--require-upstream"]].concat());
+        let ran = serve(&["tuning.requireUpstream", "--kubeconfig", config.to_str().unwrap()]).await;
+        assert_line(what, &ran, 1, &[has, &["tuning.requireUpstream"]].concat());
     }
 }
 
@@ -234,9 +240,12 @@ async fn callers_tokens_are_not_passed_on_in_the_clear_without_a_flag() {
     for (file, has) in [(&plain, "http://192.0.2.1:8080 over plain http"), (&unverified, "insecure-skip-tls-verify")] {
         let ran = serve(&["--resource=pods", "--kubeconfig", file.to_str().unwrap()]).await;
         assert_eq!(ran.code, Some(1), "{has}: {ran:?}");
-        assert!(ran.stderr.contains(has) && ran.stderr.contains("--passthrough-insecure-upstream"), "{has}: {ran:?}");
+        assert!(
+            ran.stderr.contains(has) && ran.stderr.contains("tuning.passthroughInsecureUpstream"),
+            "{has}: {ran:?}"
+        );
     }
-    Kubefan::spawn(&plain, &["--resource=pods", "--passthrough-insecure-upstream"]).await;
+    Kubefan::spawn(&plain, &["--resource=pods", "tuning.passthroughInsecureUpstream"]).await;
     Kubefan::spawn(&plain, &["--resource=pods", "--passthrough=self"]).await;
 }
 
@@ -322,7 +331,8 @@ async fn a_broken_token_is_never_quoted() {
     ];
     for user in users {
         let kubeconfig = kubeconfig(&dir, &format!("http://{}", simulated.addr), &user);
-        let ran = serve(&["--resource=pods", "--require-upstream", "--kubeconfig", kubeconfig.to_str().unwrap()]).await;
+        let ran =
+            serve(&["--resource=pods", "tuning.requireUpstream", "--kubeconfig", kubeconfig.to_str().unwrap()]).await;
         assert_eq!(
             (ran.code, ran.stderr.lines().filter(|line| line.starts_with("error: ")).count()),
             (Some(1), 1),

@@ -85,7 +85,7 @@ const VARIANTS: &[Variant] = &[
     (
         "a configuration file and further flags",
         &[
-            "--set=config.subscribersMax=100,extraArgs={--cache-compression=zstd},passthrough.mode=impersonate",
+            "--set=config.limits.subscribersMax=100,config.tuning.cacheCompression=zstd,extraArgs={--max-staleness=5m},passthrough.mode=impersonate",
             "--set=drainTimeout=20s,connectionAgeMax=2h,tls.minVersion=VersionTLS13,commonLabels.team=a",
             "--set=image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             "--set=imagePullSecrets[0].name=registry",
@@ -386,16 +386,21 @@ async fn a_changed_setting_restarts_pods_if_it_must() {
         [("Deployment", "kubefan"), ("DaemonSet", "kubefan-node")]
             .map(|(kind, name)| named(&rendered, kind, name)["spec"]["template"].clone())
     };
-    let before = pods(json!({ "ringAgeMax": "5m" })).await;
-    assert_ne!(before, pods(json!({ "ringAgeMax": "6m" })).await);
-    for key in kubefan_app::config::reload::LIVE {
-        let changed = match key {
-            "modes" => json!([{ "resources": ["pods"], "mode": "Deny" }]),
-            "resources" => json!(["pods"]),
-            "maxStaleness" => json!("9m"),
-            _ => json!(7),
-        };
-        assert_eq!(before, pods(json!({ "ringAgeMax": "5m", key: changed })).await, "{key}");
+    let before = pods(json!({ "limits": { "ringAgeMax": "5m" } })).await;
+    assert_ne!(before, pods(json!({ "limits": { "ringAgeMax": "6m" } })).await);
+    for path in kubefan_app::config::reload::LIVE {
+        let mut settings = json!({ "limits": { "ringAgeMax": "5m" } });
+        match path.strip_prefix("limits.") {
+            Some(key) => settings["limits"][key] = json!(7),
+            None => {
+                settings[path] = match path {
+                    "modes" => json!([{ "resources": ["pods"], "mode": "Deny" }]),
+                    "resources" => json!(["pods"]),
+                    _ => json!("9m"),
+                }
+            }
+        }
+        assert_eq!(before, pods(settings).await, "{path}");
     }
 }
 

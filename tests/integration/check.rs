@@ -156,7 +156,7 @@ async fn an_invalid_configuration_is_one_finding() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{ran:?}");
     let expected = "configuration\n  error    flags, environment and file: --listen 0.0.0.0:0 can be reached";
     assert!(ran.stdout.starts_with(expected) && ran.stdout.ends_with("1 error, 0 warnings\n"), "{ran:?}");
-    let ran = run(&["check", "--page-size=many"]).await;
+    let ran = run(&["check", "--drain-timeout=many"]).await;
     assert_eq!(ran.code, Some(2), "{ran:?}");
 }
 
@@ -239,7 +239,7 @@ async fn peers_are_reached_although_no_cache_is_copied_from_them() {
         format!("--peer-ca-file={}", ca.display()),
     ];
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
-    args.extend(["--resource=pods", "--peer-listen=127.0.0.1:0", "--cold", "--rebalance"]);
+    args.extend(["--resource=pods", "--peer-listen=127.0.0.1:0", "tuning.cold", "--rebalance"]);
     let (_, report) = check(&simulated.kubeconfig(), &args).await;
     assert_finding(&report, "peers", &address, "warning", "cannot be reached");
 }

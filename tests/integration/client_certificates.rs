@@ -201,7 +201,7 @@ async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_cer
     let client = client(&api, &api.authority().client("master", "system:masters"));
     const ROLE: &str = "extension-apiserver-authentication-reader";
     for skips in [false, true] {
-        let skip: &[&str] = if skips { &["--authentication-skip-lookup"] } else { &[] };
+        let skip: &[&str] = if skips { &["tuning.authenticationSkipLookup"] } else { &[] };
         let args = [&["--resource=pods", "--passthrough=off"], skip].concat();
         let kubefan = Kubefan::spawn_over_tls(&api, &kubeconfig, &args).await;
         kubefan.ready().await;

@@ -71,7 +71,7 @@ pub(crate) async fn kubefan_at(api: &ApiServer, address: &str, args: &[&str]) ->
 
 /// Answers consistent lists of any size from the cache. By default, small ones are forwarded
 /// upstream, which is faster.
-const SMALL_LISTS: &str = "--consistent-list-bytes-min=0";
+const SMALL_LISTS: &str = "tuning.consistentListBytesMin=0";
 
 /// Compares two sequences of lines and shows the first difference.
 #[track_caller]

@@ -16,6 +16,7 @@ use crate::{
         kubefan::{Kubefan, Ran, run},
         process::{free_port, send_signal},
         rig::{pod_in, pods},
+        settings::Arguments,
         simulated::{Simulated, json as parse, kubeconfig},
         tests, wait,
     },
@@ -105,16 +106,18 @@ struct Running {
     child: tokio::process::Child,
     stdout: Lines<BufReader<tokio::process::ChildStdout>>,
     stderr: Lines<BufReader<tokio::process::ChildStderr>>,
+    _arguments: Arguments,
 }
 
 impl Running {
     fn start(args: &[&str]) -> Running {
+        let arguments = Arguments::new(args);
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubefan"));
-        command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(&arguments.args).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
         let stderr = BufReader::new(child.stderr.take().unwrap()).lines();
-        Running { child, stdout, stderr }
+        Running { child, stdout, stderr, _arguments: arguments }
     }
 
     async fn line(&mut self) -> String {
@@ -199,7 +202,7 @@ async fn sigterm_ends_what_waits() {
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
     let listen = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
     let mut start =
-        Running::start(&[&["serve", &kubeconfig, "--resource=pods", "--require-upstream"], &listen[..]].concat());
+        Running::start(&[&["serve", &kubeconfig, "--resource=pods", "tuning.requireUpstream"], &listen[..]].concat());
     let _never_answered = silent.accept().await.unwrap();
     send_signal(start.child.id().unwrap(), "TERM");
     assert_eq!(start.child.wait().await.unwrap().code(), Some(0), "the start of serve");

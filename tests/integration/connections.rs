@@ -328,7 +328,7 @@ async fn a_compressed_request_is_refused() {
 
 async fn connections_over_the_limit_are_closed_at_once() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--connections-max=1"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.connectionsMax=1"]).await;
     let mut watch = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
     watch.until_resumable().await;
     let mut second = tokio::net::TcpStream::connect(kubefan.grpc_addr).await.unwrap();

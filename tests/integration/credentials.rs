@@ -133,7 +133,7 @@ async fn a_failing_plugin_is_reported_without_its_output() {
         let (kubeconfig, _) = plugin(&simulated, prints, exits);
         let ran = run(&[
             "serve",
-            "--require-upstream",
+            "tuning.requireUpstream",
             "--resource=pods",
             "--listen=127.0.0.1:0",
             "--admin-listen=127.0.0.1:0",

@@ -96,7 +96,8 @@ async fn compare_with_the_apiserver(watch_list: &str, hops: &[Hop]) {
     load::populate(&api, &mut workload).await;
 
     let before = pod_watches(&api).await;
-    let args = ["--resource", "pods", "--watch-list", watch_list];
+    let watch_list = format!("tuning.watchList={watch_list}");
+    let args = ["--resource=pods", &*watch_list];
     let mut kubefans = vec![Kubefan::start(&api, &args).await];
     for hop in hops {
         let address = kubefans[kubefans.len() - 1].grpc_addr;

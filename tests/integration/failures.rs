@@ -122,7 +122,7 @@ async fn a_crd_that_changes_goes_and_returns_is_followed() {
     let resource = format!("widgets.{group}");
     let path = format!("/apis/{group}/v1/namespaces/default/{plural}");
     let crd = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{resource}");
-    let kubefan = Kubefan::start(&api, &["--resource", &resource, "--schema-check-interval", "1s"]).await;
+    let kubefan = Kubefan::start(&api, &["--resource", &resource, "tuning.schemaCheckInterval=1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let target = || Query::default().target(&resource);
     let status = Watch::start(&mut client, target(), "").await.err().unwrap();

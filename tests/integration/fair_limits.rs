@@ -119,7 +119,7 @@ async fn http2(address: SocketAddr) -> SendRequest<Bytes> {
 
 async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--calls-pending-max=3", "--subscribers-max=1"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.callsPendingMax=3", "limits.subscribersMax=1"]).await;
     let requests = http2(kubefan.grpc_addr).await;
     let silent =
         [call(&requests, &format!("{SERVICE}/Watch")).await, call(&requests, "/grpc.health.v1.Health/Check").await];
@@ -128,7 +128,7 @@ async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
     let third = call(&requests, &format!("{SERVICE}/List")).await;
     let status = ended(call(&requests, &format!("{SERVICE}/Watch")).await.0).await;
     assert_eq!((status.code(), reason(&status)), (Code::ResourceExhausted, "LIMIT_REACHED".into()));
-    assert!(status.message().contains("--calls-pending-max"), "{status}");
+    assert!(status.message().contains("limits.callsPendingMax"), "{status}");
     kubefan.metric_becomes("kubefan_calls_pending", 3.0).await;
     drop(silent);
     drop(third);
@@ -137,7 +137,7 @@ async fn pending_calls_are_limited_and_leave_the_places_of_streams() {
 
 async fn two_addresses_leave_a_stream_for_a_third() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=64"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.subscribersMax=64"]).await;
     let mut greedy = Vec::new();
     for connection in 0..4 {
         let endpoint = Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap();
@@ -162,7 +162,7 @@ fn client_at(last_byte: u8) -> ClientBuilder {
 
 async fn one_caller_leaves_a_forwarded_watch_for_another() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false", "--passthrough-max=80"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--on-demand=false", "limits.passthroughMax=80"]).await;
     let url = format!("http://{}/api/v1/configmaps?watch=1", kubefan.grpc_addr);
     let watch = async |last_byte: u8, token: &str| {
         let client = client_at(last_byte).http2_prior_knowledge().build().unwrap();
@@ -194,7 +194,7 @@ async fn with_known_callers(simulated: &Simulated) -> (Kubefan, impl Fn(u8) -> C
     let certificate = path("server.pem");
     let key = path("server-key.pem");
     let tls = ["--tls-cert-file", &certificate, "--tls-private-key-file", &key];
-    let args = ["--resource=pods", "--on-demand=false", "--passthrough-max=80", "--authentication-skip-lookup"];
+    let args = ["--resource=pods", "--on-demand=false", "limits.passthroughMax=80", "tuning.authenticationSkipLookup"];
     let kubefan = Kubefan::spawn_as_given(&simulated.kubeconfig(), &[&args[..], &tls].concat()).await;
     kubefan.ready().await;
     let ca = reqwest::Certificate::from_pem(authority.ca_pem.as_bytes()).unwrap();
@@ -257,7 +257,7 @@ async fn the_service_accounts_of_a_namespace_leave_a_forwarded_request_for_anoth
 
 async fn the_number_of_streams_is_limited_with_those_of_reflection_and_health() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.subscribersMax=2"]).await;
     let requests = http2(kubefan.grpc_addr).await;
     let mut held = Vec::new();
     // A watch of the overall health, and a list of all services.
@@ -275,17 +275,17 @@ async fn the_number_of_streams_is_limited_with_those_of_reflection_and_health() 
     let refused = Watch::start(&mut client, target("pods"), "").await;
     let Err(status) = refused else { panic!("a third stream was served") };
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-    assert!(status.message().contains("--subscribers-max"), "{status}");
+    assert!(status.message().contains("limits.subscribersMax"), "{status}");
     assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
     let status = ended(call(&requests, "/grpc.health.v1.Health/Watch").await.0).await;
-    assert!(status.message().contains("--subscribers-max"), "{status}");
+    assert!(status.message().contains("limits.subscribersMax"), "{status}");
     drop(held);
     becomes_served(&client, target("pods")).await;
 }
 
 async fn a_live_watch_that_is_not_read_is_ended() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=1s"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "tuning.snapshotStallTimeout=1s"]).await;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut unread = socket.connect(kubefan.grpc_addr).await.unwrap();
@@ -314,7 +314,7 @@ async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
     assert!(Watch::start(&mut grpc, with(100), "").await.is_ok());
     let Err(status) = Watch::start(&mut grpc, with(101), "").await else { panic!("it was served") };
     assert_eq!(status.code(), Code::InvalidArgument);
-    assert!(status.message().contains("--selector-terms-max"), "{status}");
+    assert!(status.message().contains("limits.selectorTermsMax"), "{status}");
     let shut = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     for (kubefan, count, code, is_cached) in
@@ -330,7 +330,7 @@ async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
 async fn many_values_in_selectors_take_a_few_times_their_text() {
     const WATCHES: usize = 500;
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--subscribers-max=2000"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.subscribersMax=2000"]).await;
     let mut grpc = connect(kubefan.grpc_addr).await;
     // No two selectors have a value in common.
     let long = |number: usize| {
@@ -349,7 +349,7 @@ async fn many_values_in_selectors_take_a_few_times_their_text() {
     // An idle watch takes some ten KiB itself.
     assert!(taken < 6 * text_bytes + WATCHES * (20 << 10), "{taken} bytes for {text_bytes} of text");
     drop(watches);
-    let few = simulated.kubefan(&["--resource=pods", "--selector-memory-max=1Mi"]).await;
+    let few = simulated.kubefan(&["--resource=pods", "limits.selectorMemoryMax=1Mi"]).await;
     let mut grpc = connect(few.grpc_addr).await;
     let mut served = Vec::new();
     let status = loop {
@@ -360,7 +360,7 @@ async fn many_values_in_selectors_take_a_few_times_their_text() {
     };
     assert!(served.len() > 10 && served.len() < 64, "{} are within a mebibyte", served.len());
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().contains("--selector-memory-max"), "{status}");
+    assert!(status.message().contains("limits.selectorMemoryMax"), "{status}");
     assert!(status.get_details_retry_info().is_some(), "{status:?}");
     // The last of it is for other connections.
     let client = reqwest::Client::builder().no_proxy().build().unwrap();

@@ -27,7 +27,7 @@ tests! {
     apiserver large: shards_are_those_of_an_apiserver_that_has_them;
 }
 
-const GATES: &str = "--feature-gates=ShardedListAndWatch=true,ManagedFieldsOptOut=true";
+const GATES: &str = "tuning.featureGates=[ShardedListAndWatch=true, ManagedFieldsOptOut=true]";
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const PARTIAL_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";

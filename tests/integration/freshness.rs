@@ -359,7 +359,7 @@ async fn quiet(api: &ApiServer) -> (String, Kubefan) {
     let group = format!("{plural}.example.com");
     api.create_crd(&group, &plural, "Proof").await;
     let resource = format!("--resource={plural}.{group}");
-    let kubefan = Kubefan::start(api, &[&resource, "--consistent-list-bytes-min=0"]).await;
+    let kubefan = Kubefan::start(api, &[&resource, "tuning.consistentListBytesMin=0"]).await;
     (format!("/apis/{group}/v1/namespaces/default/{plural}"), kubefan)
 }
 
@@ -441,7 +441,7 @@ async fn consistent_reads_include_the_last_write() {
 
 async fn consistent_lists_of_events_go_upstream() {
     let api = ApiServer::shared().await;
-    let args = ["--resource=events,events.events.k8s.io", "--consistent-list-bytes-min=0"];
+    let args = ["--resource=events,events.events.k8s.io", "tuning.consistentListBytesMin=0"];
     let kubefan = Kubefan::start(&api, &args).await;
     for path in ["/api/v1/events", "/apis/events.k8s.io/v1/events"] {
         assert_eq!(get(&kubefan, &format!("{path}?resourceVersion=0")).await.0, 200, "{path}: any state is served");

@@ -62,7 +62,7 @@ const NODE_FORM: &[&str] = &["--set=node.enabled=true"];
 /// A renewal after 24 s, and the next CA after 51 s. Twelve seconds are left for a renewal, because
 /// a busy apiserver can be late.
 const SHORT_LIVES: &[&str] =
-    &["--tls-managed-lifetime=36s", "--tls-managed-ca-lifetime=92s", "--tls-managed-ca-overlap=5s"];
+    &["tuning.tlsManagedLifetime=36s", "tuning.tlsManagedCaLifetime=92s", "tuning.tlsManagedCaOverlap=5s"];
 
 /// The chart, installed in a namespace of its own.
 struct Install<'a> {

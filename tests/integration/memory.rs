@@ -23,12 +23,12 @@ tests! {
 const BASE_BYTES: usize = 64 << 20;
 
 async fn a_cache_costs_little_more_than_its_json_and_less_than_half_if_compressed() {
-    for (args, churned, peak) in [
-        (["--watch-list", "never"], 1.3, 2.0),
-        (["--watch-list", "auto"], 1.3, 2.0),
-        (["--cache-compression", "zstd"], 0.4, 0.6),
+    for (setting, churned, peak) in [
+        ("tuning.watchList=never", 1.3, 2.0),
+        ("tuning.watchList=auto", 1.3, 2.0),
+        ("tuning.cacheCompression=zstd", 0.4, 0.6),
     ] {
-        measure(&args).await.assert_at_most(&args, churned, peak);
+        measure(setting).await.assert_at_most(setting, churned, peak);
     }
 }
 
@@ -40,13 +40,13 @@ struct Figures {
 }
 
 impl Figures {
-    fn assert_at_most(&self, args: &[&str], churned: f64, peak: f64) {
+    fn assert_at_most(&self, setting: &str, churned: f64, peak: f64) {
         let base = if self.json < 4 * BASE_BYTES { BASE_BYTES } else { 0 };
         for (when, bytes, share) in
             [("after churn", self.churned, churned), ("at the peak of a relist", self.peak, peak)]
         {
             let most = (self.json as f64 * share) as usize + base;
-            assert!(bytes < most, "{args:?}: {bytes} bytes {when} for {} bytes of JSON", self.json);
+            assert!(bytes < most, "{setting}: {bytes} bytes {when} for {} bytes of JSON", self.json);
         }
     }
 }
@@ -54,15 +54,15 @@ impl Figures {
 /// Measures a cache of the simulated apiserver's pods: a fifth of them change, and during the
 /// outage before a relist a twentieth of that. There are no subscribers, so this is the cache's own
 /// memory.
-async fn measure(args: &[&str]) -> Figures {
+async fn measure(setting: &str) -> Figures {
     let (objects, changes) = if is_full_scale() { (100_000, 20_000) } else { (2_000, 400) };
     let mut simulated = Simulated::with(SimOptions { window_events_max: changes, ..SimOptions::default() }).await;
     let sim = simulated.sim.clone();
     let mut workload = Workload::new(12, WorkloadOptions { objects, nodes: 1_000, ..WorkloadOptions::default() });
     workload.populate(&sim).unwrap();
-    let kubefan = simulated.kubefan(&[&["--resource", "pods"], args].concat()).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", setting]).await;
     let json = gauge(&kubefan, "kubefan_cached_object_bytes").await;
-    println!("{args:?}, {objects} pods, {:.1} MiB of JSON", mib(json));
+    println!("{setting}, {objects} pods, {:.1} MiB of JSON", mib(json));
     let print = async |what: &str, bytes: usize| {
         let share = bytes as f64 / json as f64;
         let cached = gauge(&kubefan, "kubefan_cached_object_memory_bytes").await;

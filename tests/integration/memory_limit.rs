@@ -73,7 +73,7 @@ async fn a_limit_of_memory_kills_nothing_however_clients_behave() {
     for name in &names {
         simulated.sim.create(&pods(), large(name, 0)).unwrap();
     }
-    let args = ["--resource=pods", "--snapshot-stall-timeout=1h"];
+    let args = ["--resource=pods", "tuning.snapshotStallTimeout=1h"];
     // The released binary has an allocator that gives free memory back. The one of a debug build
     // does so with large blocks.
     let shell = format!("{} && export MALLOC_MMAP_THRESHOLD_=16384", group.enter());

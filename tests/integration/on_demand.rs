@@ -142,7 +142,7 @@ async fn an_idle_place_goes_to_the_resource_that_is_requested_next() {
     sleep(Duration::from_secs(1)).await;
     drop(rig.watch_all("configmaps").await);
     // Clients that come back at once, such as informers that list again, keep their places.
-    assert_exhausted(&refused(&rig, "nodes").await, "--on-demand-resources-max");
+    assert_exhausted(&refused(&rig, "nodes").await, "limits.onDemandResourcesMax");
     assert_eq!(rig.asked("/api/v1/nodes").len(), 0);
     rig.watch_all("namespaces").await;
     rig.watch_all("svc").await;
@@ -185,15 +185,15 @@ async fn a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed
     let rig = Rig::synced(setup.sim(), setup).await;
     fill(&rig, 0, 20);
     let start_time = Instant::now();
-    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert_exhausted(&refused(&rig, "pods").await, "limits.onDemandObjectsMax");
     assert!(start_time.elapsed() < Duration::from_secs(1), "the refusal comes after {:?}", start_time.elapsed());
     let asked = rig.asked(PODS);
     assert!(asked.len() == 1 && asked[0].is_watch(), "{asked:?}");
-    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert_exhausted(&refused(&rig, "pods").await, "limits.onDemandObjectsMax");
     assert_eq!(rig.asked(PODS).len(), 1, "the answer is remembered");
     for attempt in 1..4 {
         sleep(Duration::from_secs(61)).await;
-        assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+        assert_exhausted(&refused(&rig, "pods").await, "limits.onDemandObjectsMax");
         let asked = rig.asked(PODS);
         assert!(asked.len() == 1 + attempt && asked[attempt].path.ends_with("?limit=1"), "{asked:?}");
     }
@@ -206,7 +206,7 @@ async fn a_resource_that_was_too_large_is_asked_for_its_size_before_it_is_listed
 
 async fn a_first_sync_that_grows_too_large_is_stopped() {
     for (limits, flag) in
-        [(limited(5, 1 << 30), "--on-demand-objects-max"), (limited(100, 3000), "--on-demand-bytes-max")]
+        [(limited(5, 1 << 30), "limits.onDemandObjectsMax"), (limited(100, 3000), "limits.onDemandBytesMax")]
     {
         for watch_list in [true, false] {
             let mut setup = Setup::of(&[]).on_demand(limits);
@@ -234,8 +234,8 @@ async fn a_cache_that_grows_too_large_ends_its_streams() {
     let mut watch = rig.watch_all("pods").await;
     fill(&rig, 5, 6);
     let status = watch.end().await;
-    assert!(status.message().contains("--on-demand-objects-max"), "{status}");
-    assert_exhausted(&refused(&rig, "pods").await, "--on-demand-objects-max");
+    assert!(status.message().contains("limits.onDemandObjectsMax"), "{status}");
+    assert_exhausted(&refused(&rig, "pods").await, "limits.onDemandObjectsMax");
     assert_eq!(rig.sim.stats().open_watches.len(), 1, "the nodes'");
     let created = rig.sim.create(&core("nodes"), json!({ "metadata": { "name": "n1" } })).unwrap();
     nodes.until(created).await;
@@ -253,7 +253,7 @@ async fn the_bytes_of_all_caches_are_limited_together() {
     let mut watch = rig.watch_all("pods").await;
     let held = rig.resources().await[0].object_bytes;
     assert!((4_000..10_000).contains(&held), "each cache alone fits: {held}");
-    assert_exhausted(&refused(&rig, "configmaps").await, "--on-demand-bytes-max");
+    assert_exhausted(&refused(&rig, "configmaps").await, "limits.onDemandBytesMax");
     let last = rig.sim.create(&pods(), pod("later", "new")).unwrap();
     watch.until(last).await;
     drop(watch);
@@ -361,7 +361,7 @@ async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
         let url = format!("http://{}/api/v1/{resource}?watch=1&resourceVersion=0", kubefan.grpc_addr);
         client.get(url).send().await.unwrap()
     };
-    let kubefan = simulated.kubefan(&["--on-demand-resources-max=2"]).await;
+    let kubefan = simulated.kubefan(&["limits.onDemandResourcesMax=2"]).await;
     let pods_watch = watch(&kubefan, "pods").await;
     let services = watch(&kubefan, "services").await;
     assert!(is_cached(&pods_watch) && is_cached(&services));
@@ -383,13 +383,13 @@ async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
     let log = kubefan.process.log();
     assert_eq!(log.matches("no place for another resource").count(), 1, "{log}");
 
-    let alone = simulated.kubefan(&["--on-demand-resources-max=1", "--passthrough=off"]).await;
+    let alone = simulated.kubefan(&["limits.onDemandResourcesMax=1", "--passthrough=off"]).await;
     let _pods = watch(&alone, "pods").await;
     let refused = watch(&alone, "configmaps").await;
     assert_eq!(refused.status().as_u16(), 429);
     assert!(refused.headers().contains_key("retry-after"));
     let text = refused.text().await.unwrap();
-    for word in ["--on-demand-resources-max", "--resource", "--passthrough"] {
+    for word in ["limits.onDemandResourcesMax", "--resource", "--passthrough"] {
         assert!(text.contains(word), "{text}");
     }
 }
@@ -449,7 +449,7 @@ async fn a_custom_resource_is_selected_by_its_selectable_fields() {
     })
     .await;
     // No --resource: on a loopback address readers choose the cached resources.
-    let kubefan = Kubefan::start(&api, &["--schema-check-interval", "1s"]).await;
+    let kubefan = Kubefan::start(&api, &["tuning.schemaCheckInterval=1s"]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let selected = |fields: &'static str| Target {
         namespace: namespace.clone(),

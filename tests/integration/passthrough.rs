@@ -102,7 +102,7 @@ async fn kubectl_works_with_the_kubeconfig_that_kubefan_writes() {
     assert!(ok && name == "pod/a\n", "{name}{stderr}");
     // The refused upgrade appears as an ordinary kubectl error that names the flag.
     let (_, _, stderr) = api.try_kubectl(&through, &["exec", "a", "-n", &ns, "--", "true"]).await;
-    assert!(stderr.contains("--passthrough-upgrades"), "{stderr}");
+    assert!(stderr.contains("tuning.passthroughUpgrades"), "{stderr}");
 }
 
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -414,7 +414,7 @@ const EXEC: &str = "/api/v1/namespaces/a/pods/p/exec?command=sh";
 
 async fn unfinished_requests_and_websockets_do_not_delay_the_shutdown() {
     let scripted = Scripted::start().await;
-    let args = ["--resource=pods", "--drain-timeout=10m", "--passthrough-upgrades"];
+    let args = ["--resource=pods", "--drain-timeout=10m", "tuning.passthroughUpgrades"];
     let mut kubefan = scripted.kubefan("", &args).await;
     let watch = "GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nHost: localhost\r\n";
     let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nOrigin: http://localhost\r\n\
@@ -454,7 +454,8 @@ fn upgrade(path: &str) -> String {
 
 async fn an_upgrade_becomes_a_tunnel_if_it_is_allowed() {
     let scripted = Scripted::start().await;
-    let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-upgrades", "--passthrough-max=1"]).await;
+    let kubefan =
+        scripted.kubefan("", &["--resource=pods", "tuning.passthroughUpgrades", "limits.passthroughMax=1"]).await;
     let mut caller = send(kubefan.grpc_addr, &upgrade(EXEC)).await;
     let (head, mut upstream) = scripted.next().await;
     assert!(head.starts_with(&format!("POST {EXEC} HTTP/1.1\r\n")), "{head}");
@@ -503,12 +504,12 @@ async fn an_upgrade_becomes_a_tunnel_if_it_is_allowed() {
     let exec = client.post(url(&kubefan, EXEC)).header("connection", "Upgrade").header("upgrade", "SPDY/3.1");
     let (code, status) = status(exec.send().await.unwrap()).await;
     assert_eq!(code, StatusCode::FORBIDDEN);
-    assert!(status["message"].as_str().unwrap().contains("--passthrough-upgrades"), "{status}");
+    assert!(status["message"].as_str().unwrap().contains("tuning.passthroughUpgrades"), "{status}");
 }
 
 async fn too_many_requests_are_refused_with_retry_after() {
     let scripted = Scripted::start().await;
-    let kubefan = scripted.kubefan("", &["--resource=pods", "--passthrough-max=2"]).await;
+    let kubefan = scripted.kubefan("", &["--resource=pods", "limits.passthroughMax=2"]).await;
     let request = "GET /api/v1/namespaces/a/pods/p/log HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let mut first = send(kubefan.grpc_addr, request).await;
     let (_, mut upstream) = scripted.next().await;
@@ -519,7 +520,7 @@ async fn too_many_requests_are_refused_with_retry_after() {
     assert_eq!(response.headers()["retry-after"], "1");
     let (code, text) = status(response).await;
     assert_eq!((code, &text["reason"]), (StatusCode::TOO_MANY_REQUESTS, &json!("TooManyRequests")));
-    assert!(text["message"].as_str().unwrap().contains("--passthrough-max"), "{text}");
+    assert!(text["message"].as_str().unwrap().contains("limits.passthroughMax"), "{text}");
     // A finished response frees its slot.
     upstream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await.unwrap();
     drop(upstream);

@@ -454,7 +454,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
         &files(dir.path(), "first", &ours, &ours),
         &[
             "--peer-listen=127.0.0.1:0".to_owned(),
-            "--peer-allowed-names=kubefan.test,127.0.0.1".to_owned(),
+            "tuning.peerAllowedNames=[kubefan.test, 127.0.0.1]".to_owned(),
             format!("--audit-log-path={}", log.display()),
         ],
     ])
@@ -506,7 +506,7 @@ async fn a_warm_start_between_processes_needs_their_certificates() {
     let rings = sum(&second, "kubefan_resumes_total", r#"result="ring""#).await;
     assert_eq!((initial(&second).await, rings), (0.0, 1.0), "from the state and history of the first replica");
 
-    let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["--cold".to_owned()]]).await;
+    let cold = start(&[&files(dir.path(), "cold", &ours, &ours), &peers, &["tuning.cold".to_owned()]]).await;
     // A list that the apiserver interrupts is begun again.
     assert!(initial(&cold).await >= 1.0 && warm_starts(&cold, "").await == 0.0);
     // A replica with a certificate of another CA, and one that trusts another CA.

@@ -325,7 +325,7 @@ async fn each_encoding_has_its_own_byte_limit() {
     let few = EncodingLimits { bytes_max: 40_000, ..PROTOBUF };
     let caches = Caches::over(&api, configmaps_of(&namespace, few)).await;
     let json = caches.synced(&configmaps(), &namespace, Media::Json).await;
-    for (media, flag) in [(Media::Protobuf, "--protobuf-bytes-max"), (Media::Table, "--cache-tables-bytes-max")] {
+    for (media, flag) in [(Media::Protobuf, "limits.protobufBytesMax"), (Media::Table, "limits.cacheTablesBytesMax")] {
         let found = caches.find(&configmaps(), &namespace, media).await;
         let Err(Refusal::NoRoom(message) | Refusal::NotCached(message)) = found else { panic!("{flag} has no effect") };
         assert!(message.contains(flag) && message.contains("40000"), "{message}");
@@ -390,7 +390,7 @@ async fn what_has_no_protobuf_is_refused_with_a_way_out() {
     let dropping = Projection { drop_managed_fields: true, ..Default::default() };
     let json_only = ["widgets", "ENCODING_JSON"];
     for (rig, resource, projection, code, field, texts) in [
-        (&off, "pods", &whole, Code::FailedPrecondition, "", &["--protobuf=off"][..]),
+        (&off, "pods", &whole, Code::FailedPrecondition, "", &["tuning.protobuf=off"][..]),
         (&configured, "configmaps", &whole, Code::FailedPrecondition, "", &["--resource configmaps"]),
         (&configured, "pods", &dropping, Code::InvalidArgument, "projection.drop_managed_fields", &[]),
         (&configured, "widgets.example.com", &whole, Code::InvalidArgument, "encoding", &json_only),

@@ -171,7 +171,7 @@ async fn watches_follow_a_resource_to_the_apiserver_and_back_and_lose_nothing() 
 async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
     let simulated = Simulated::start().await;
     let file = File::new(&simulated.dir, "resources: [pods]\n");
-    let kubefan = simulated.kubefan(&[&file.flag(), "--passthrough-max=9"]).await;
+    let kubefan = simulated.kubefan(&[&file.flag(), "--max-staleness=9m"]).await;
     assert_eq!(kubefan.metric(SUCCESSFUL).await, Some(1.0));
     let started = kubefan.metric("kubefan_config_last_reload_success_timestamp_seconds").await.unwrap();
     assert!(started > 1.7e9, "{started}");
@@ -193,7 +193,7 @@ async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
     }
     assert!(kubefan.metric("kubefan_config_reloads_total{result=\"failure\"}").await >= Some(failures));
     // A flag wins over the file, so this is no change.
-    file.apply(&kubefan, "passthroughMax: 7\n").await;
+    file.apply(&kubefan, "maxStaleness: 7m\n").await;
     kubefan.process.hang_up();
     let same = || async { kubefan.process.log().contains("read again; it has not changed").then_some(()) };
     wait::until("an answer to SIGHUP", wait::SOON, same).await;
@@ -234,14 +234,14 @@ async fn resources_and_limits_change_while_kubefan_runs() {
     let (_, ready) = kubefan.admin("/readyz?verbose").await.unwrap();
     assert!(ready.contains("nodes synced") && !ready.contains("pods"), "{ready}");
 
-    file.apply(&kubefan, "resources: [pods, nodes]\nsubscribersMax: 1\n").await;
+    file.apply(&kubefan, "resources: [pods, nodes]\nlimits: {subscribersMax: 1}\n").await;
     let held = wait::until("pods to be cached again", wait::SOON, || {
         let mut grpc = grpc.clone();
         async move { Watch::start(&mut grpc, target("pods"), "").await.ok() }
     })
     .await;
     assert_eq!(code("nodes").await, Code::ResourceExhausted);
-    file.apply(&kubefan, "resources: [pods, nodes]\nsubscribersMax: 9\n").await;
+    file.apply(&kubefan, "resources: [pods, nodes]\nlimits: {subscribersMax: 9}\n").await;
     assert_eq!(code("nodes").await, Code::Ok);
     drop(held);
 }

@@ -262,7 +262,7 @@ async fn a_check_without_the_right_to_list_is_reported_once() {
     let forbidden =
         FaultRule { fault: Fault::Forbidden, verb: Some(Verb::List), resource: Some(pods()), requests: usize::MAX };
     simulated.sim.set_fault(forbidden);
-    let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=1s"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "tuning.selfCheckInterval=1s"]).await;
     let missing = "kubefan may not list pods in all namespaces; grant it the verb list";
     wait::until("failed checks", wait::SOON, || async {
         kubefan.metric_sum("kubefan_self_checks_total", "failed").await.filter(|count| *count >= 3.0)
@@ -284,7 +284,7 @@ async fn checks_against_a_real_apiserver_pass_under_writes() {
     let api = ApiServer::shared().await;
     let kubefan = Kubefan::spawn(
         &api.kubeconfig(),
-        &["--resource=configmaps,namespaces,clusterroles", "--self-check-interval=1s", "--log-level=debug"],
+        &["--resource=configmaps,namespaces,clusterroles", "tuning.selfCheckInterval=1s", "--log-level=debug"],
     )
     .await;
     kubefan.ready().await;

@@ -401,7 +401,7 @@ async fn flags_override_the_environment_which_overrides_the_file() {
         ("KUBEFAN_CONFIG", file.to_str().unwrap()),
         // The second name of KUBEFAN_RESOURCE.
         ("KUBEFAN_RESOURCES", "pods,services"),
-        ("KUBEFAN_PAGESIZE", "7"),
+        ("KUBEFAN_MEMORYMAX", "7"),
         ("KUBEFAN_PORT", "tcp://10.0.0.1:7443"),
     ];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -413,7 +413,7 @@ async fn flags_override_the_environment_which_overrides_the_file() {
     let printed = kubefan.process.log();
     let logged = printed.lines().filter(|line| !line.starts_with("kubefan: ")).map(json).collect::<Vec<_>>();
     assert!(logged.iter().any(|line| line["level"] == "INFO"), "the flag goes before the file: {printed}");
-    assert!(printed.contains("KUBEFAN_PAGESIZE is ignored; did you mean KUBEFAN_PAGE_SIZE?"), "{printed}");
+    assert!(printed.contains("KUBEFAN_MEMORYMAX is ignored; did you mean KUBEFAN_MEMORY_MAX?"), "{printed}");
     assert_eq!(printed.matches(" is ignored").count(), 1, "{printed}");
 
     let ran = run_with(&["serve"], |command| {

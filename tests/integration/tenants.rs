@@ -271,7 +271,7 @@ async fn fill(client: Client, url: String) {
 }
 
 async fn an_administrator_of_a_namespace_leaves_others_their_caches_and_places() {
-    let tenants = Tenants::start(&["--on-demand", "--on-demand-bytes-max=16Mi"]).await;
+    let tenants = Tenants::start(&["--on-demand", "limits.onDemandBytesMax=16Mi"]).await;
     let honest = tenants.honest();
     let pods = tenants.url("/api/v1/pods?resourceVersion=0");
     let mut watch = honest.get(tenants.url("/api/v1/pods?watch=1")).send().await.expect("a watch");
@@ -340,7 +340,7 @@ async fn hold(client: Client, url: String, refused: Arc<AtomicUsize>) {
 }
 
 async fn a_user_with_all_forwarded_watches_it_can_get_leaves_others_theirs() {
-    let max = if is_full_scale() { "--passthrough-max=1000" } else { "--passthrough-max=100" };
+    let max = if is_full_scale() { "limits.passthroughMax=1000" } else { "limits.passthroughMax=100" };
     let tenants = Tenants::start(&["--resource=pods", max]).await;
     let honest = tenants.honest();
     let refused = Arc::<AtomicUsize>::default();
@@ -437,7 +437,7 @@ async fn lists_with_long_selectors_leave_others_their_time() {
 /// kubefan has the same limit for large ones, so the attacker gets as many of them at either
 /// kubefan.
 async fn reviews_of_long_selectors_leave_room_for_those_of_others() {
-    let tenants = Tenants::start(&["--resource=pods", "--authorization-broad-first=false"]).await;
+    let tenants = Tenants::start(&["--resource=pods", "tuning.authorizationBroadFirst=false"]).await;
     let (honest, long) = compare_lists("reviews", &tenants).await;
     let mut reviews = 0;
     for kubefan in [&tenants.kubefan, &tenants.other] {

@@ -58,7 +58,7 @@ async fn every_subscriber_behind_many_kubefans_gets_every_change() {
     drop(one);
     let upper = simulated.kubefan(&["--resource=pods"]).await;
     let upstream = format!("--upstream={}", upper.grpc_addr);
-    let args = ["--resource=pods", &upstream, "--self-check-interval=0s"];
+    let args = ["--resource=pods", &upstream, "tuning.selfCheckInterval=0s"];
     let lower = join_all((0..scale.kubefans).map(|_| simulated.kubefan(&args))).await;
     let lower: Vec<&Kubefan> = lower.iter().collect();
     measure("two tiers", &simulated, &mut workload, &scale, &lower, Some(&upper)).await;

@@ -135,7 +135,7 @@ async fn a_resume_and_its_stream_are_one_trace_under_the_callers() {
     let collector = Collector::start().await;
     let headers = simulated.dir.path().join("headers");
     std::fs::write(&headers, "x-tenant: secret-of-a-tenant\n").unwrap();
-    let headers = format!("--otlp-headers-file={}", headers.display());
+    let headers = format!("tuning.otlpHeadersFile={}", headers.display());
     let kubefan = simulated.kubefan(&["--resource=pods", &collector.flag(), &headers]).await;
     let mut client = connect(kubefan.grpc_addr).await;
     let mut watch = Watch::start(&mut client, target("pods"), "").await.unwrap();

@@ -232,9 +232,9 @@ async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
         "--resource=pods",
         "--passthrough=off",
         "--authorization-mode=Webhook",
-        "--reauthorize-interval=1s",
+        "tuning.reauthorizeInterval=1s",
         // A refusal from before a right was given must not count as long as the grace.
-        "--authorization-webhook-cache-unauthorized-ttl=1s",
+        "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
         &cert,
         &key,
     ];

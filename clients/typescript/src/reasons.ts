@@ -56,8 +56,8 @@ export const ErrorReason = {
   FORBIDDEN: "FORBIDDEN",
   /**
    * The token or client certificate of the stream has expired, an object that the token is bound to
-   * was deleted, or the stream has reached `--stream-age-max`. Resume with a valid token. Nothing
-   * is lost.
+   * was deleted, or the stream has reached `limits.streamAgeMax`. Resume with a valid token.
+   * Nothing is lost.
    */
   REAUTHENTICATE: "REAUTHENTICATE",
   /**
@@ -103,8 +103,8 @@ export const ErrorReason = {
    */
   REBALANCED: "REBALANCED",
   /**
-   * Nothing has failed. The connection has reached `--connection-age-max`. Resume at once, on a new
-   * connection.
+   * Nothing has failed. The connection has reached `limits.connectionAgeMax`. Resume at once, on a
+   * new connection.
    */
   CONNECTION_AGE: "CONNECTION_AGE",
   /**
@@ -125,12 +125,12 @@ export const ErrorReason = {
    */
   LIMIT_REACHED: "LIMIT_REACHED",
   /**
-   * The subscriber took less than 16 KiB of a snapshot in `--snapshot-stall-timeout`, or after two
-   * of them less than 1 MiB in each on average. Start again, and read faster.
+   * The subscriber took less than 16 KiB of a snapshot in `tuning.snapshotStallTimeout`, or after
+   * two of them less than 1 MiB in each on average. Start again, and read faster.
    */
   SNAPSHOT_STALLED: "SNAPSHOT_STALLED",
   /**
-   * The request is longer than `--max-message-size`. Send a shorter selector or projection.
+   * The request is longer than `limits.maxMessageSize`. Send a shorter selector or projection.
    */
   REQUEST_TOO_LONG: "REQUEST_TOO_LONG",
   /**

@@ -118,7 +118,7 @@ async fn until_it_ends(
     let expires =
         read.caller().expires_at().map(|at| (at, "the token or client certificate of this stream has expired"));
     let too_old = age_max.and_then(|age| Instant::now().checked_add(age));
-    let too_old = too_old.map(|at| (at, "the stream has reached its greatest age (--stream-age-max)"));
+    let too_old = too_old.map(|at| (at, "the stream has reached its greatest age (limits.streamAgeMax)"));
     let reviewing = until_revoked(access, read, holder, reauthorize_interval);
     match expires.into_iter().chain(too_old).min_by_key(|(at, _)| *at) {
         None => reviewing.await,

@@ -85,7 +85,7 @@ impl Gate {
             let limit = self.limits.snapshot_queue_timeout;
             Refusal::Exhausted(format!(
                 "{REPLAYS_MAX} watches at a time may be resumed from far behind, and it was not this one's turn within \
-                 {limit:?} (--snapshot-queue-timeout)"
+                 {limit:?} (tuning.snapshotQueueTimeout)"
             ))
         })
     }
@@ -132,8 +132,8 @@ impl Gate {
         }
         let why = if now < snapshots_max { " (--memory-max is near)" } else { "" };
         format!(
-            "{now} of at most {snapshots_max} snapshots (--snapshots-max) may be sent at a time now{why}, and none ended within \
-             {snapshot_queue_timeout:?} (--snapshot-queue-timeout)"
+            "{now} of at most {snapshots_max} snapshots (limits.snapshotsMax) may be sent at a time now{why}, and none ended within \
+             {snapshot_queue_timeout:?} (tuning.snapshotQueueTimeout)"
         )
     }
 
@@ -265,7 +265,10 @@ mod tests {
         drop(first);
         let second = second.await.unwrap().unwrap();
         let refusal = third.await.unwrap().unwrap_err();
-        assert!(matches!(&refusal, Refusal::Exhausted(message) if message.contains("--snapshots-max")), "{refusal}");
+        assert!(
+            matches!(&refusal, Refusal::Exhausted(message) if message.contains("limits.snapshotsMax")),
+            "{refusal}"
+        );
         drop(second);
         assert_eq!(
             (gate.shared.metrics.waiting.get(), gate.shared.metrics.in_flight.get(), gate.shared.metrics.refused.get()),

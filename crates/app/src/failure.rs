@@ -18,8 +18,8 @@ pub enum AppError {
     /// The kubefan at `--upstream` cannot be addressed.
     #[error("--upstream {0}")]
     NextKubefan(#[from] kubefan_client::ClientError),
-    /// The apiserver is not reachable, and `--require-upstream` is set.
-    #[error("{0} (--require-upstream)")]
+    /// The apiserver is not reachable, and `tuning.requireUpstream` is set.
+    #[error("{0} (tuning.requireUpstream)")]
     Upstream(#[source] UpstreamError),
     /// A port cannot be bound.
     #[error(transparent)]
@@ -28,7 +28,7 @@ pub enum AppError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The options of TLS cannot be used together.
-    #[error("--tls-min-version, --tls-cipher-suites: {0}")]
+    #[error("--tls-min-version, tuning.tlsCipherSuites: {0}")]
     TlsOptions(rustls::Error),
     /// The CAs of client certificates cannot be used.
     #[error(transparent)]

@@ -50,7 +50,7 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
         warn!(
             given,
             connections_max,
-            "--connections-max is lowered to what the limit of open files leaves; raise that limit (ulimit -n)"
+            "limits.connectionsMax is lowered to what the limit of open files leaves; raise that limit (ulimit -n)"
         );
     }
 }

@@ -4,10 +4,12 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use kubefan_app::config::settings;
 use kubefan_common::proto::v1alpha1::{self, ProjectionType, Target, WatchRequest};
 use kubefan_model::format::Encoding;
 use kubefan_upstream::client::encode_query;
 use prost::Message;
+use tempfile::NamedTempFile;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -57,6 +59,8 @@ pub(super) struct Server {
     endpoint: Option<Endpoint>,
     /// Set if the benchmark started the server. Dropping it kills the process.
     process: Option<ServerProcess>,
+    /// The configuration file, which the process looks at again and again.
+    _file: Option<NamedTempFile>,
 }
 
 /// The pods that a subscriber selects.
@@ -107,14 +111,22 @@ impl Run<'_> {
         self.start_server_with(source, &[]).await
     }
 
-    /// Like [`Self::start_server`], with additional flags. A server that is already running keeps
-    /// its own flags.
+    /// Like [`Self::start_server`], with additional flags, and settings such as
+    /// `limits.ringEventsMax=5`. A server that is already running keeps its own.
     pub(super) async fn start_server_with(&self, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
         let mut server = match &self.spec.kind {
             ServerKind::Program(program) => self.start(program, source, flags).await?,
             ServerKind::Running { address, pid } => {
                 let connector = Connector { address: *address, tls: None };
-                Server { connector, meter: Meter::new(*pid), pid: *pid, version: 0, endpoint: None, process: None }
+                Server {
+                    connector,
+                    meter: Meter::new(*pid),
+                    pid: *pid,
+                    version: 0,
+                    endpoint: None,
+                    process: None,
+                    _file: None,
+                }
             }
             ServerKind::Apiserver { pid } => {
                 let Some(endpoint) = self.endpoint.cloned() else {
@@ -129,6 +141,7 @@ impl Run<'_> {
                     version: 0,
                     endpoint,
                     process: None,
+                    _file: None,
                 });
             }
         };
@@ -147,7 +160,11 @@ impl Run<'_> {
     async fn start(&self, program: &Path, source: &Source, flags: &[String]) -> Result<Server, BenchError> {
         let mut args = vec!["serve".into(), "--kubeconfig".into(), source.kubeconfig().as_os_str().to_owned()];
         args.extend(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--resource=pods"].map(Into::into));
+        let (given, flags): (Vec<&str>, Vec<&str>) =
+            flags.iter().map(String::as_str).partition(|flag| settings::is_setting(flag));
         args.extend(flags.iter().map(Into::into));
+        let file = (!given.is_empty()).then(|| write(&settings::text_of(&given))).transpose()?;
+        args.extend(file.iter().flat_map(|file| ["--config".into(), file.path().as_os_str().to_owned()]));
         if let Some(certificate) = self.certificate {
             args.extend(certificate.server_args());
             // The delivery is measured, not the reviews of callers.
@@ -160,7 +177,15 @@ impl Run<'_> {
         let tls = self.certificate.map(|certificate| certificate.client.clone());
         let connector = Connector { address: process.address, tls };
         let pid = process.pid;
-        Ok(Server { connector, meter: Meter::new(pid), pid, version: 0, endpoint: None, process: Some(process) })
+        Ok(Server {
+            connector,
+            meter: Meter::new(pid),
+            pid,
+            version: 0,
+            endpoint: None,
+            process: Some(process),
+            _file: file,
+        })
     }
 
     /// Starts one subscriber per stream in `counters`: from `version`, or with a snapshot if it is
@@ -276,6 +301,13 @@ impl Run<'_> {
         figures.set_floor(floor.cpu_micros());
         Ok(())
     }
+}
+
+/// Writes a configuration file.
+fn write(text: &str) -> Result<NamedTempFile, BenchError> {
+    let file = NamedTempFile::with_suffix(".yaml")?;
+    std::fs::write(file.path(), text)?;
+    Ok(file)
 }
 
 /// The size of one message of the floor in bytes, at least 1.

@@ -18,7 +18,7 @@ pub enum StreamEnd {
     Cancelled,
     /// The snapshot made too little progress, and the state that it pins is released.
     #[error(
-        "the snapshot made too little progress in {0:?} (--snapshot-stall-timeout); read it faster, or with a larger window"
+        "the snapshot made too little progress in {0:?} (tuning.snapshotStallTimeout); read it faster, or with a larger window"
     )]
     SnapshotStalled(Duration),
     /// The subscriber fell behind the retained events, and the gate has no permit for a catch-up or
@@ -59,7 +59,7 @@ pub enum StreamEnd {
     #[error("kubefan is shutting down; resume, another replica may answer")]
     Draining,
     /// The connection has reached its greatest age.
-    #[error("the connection has reached its greatest age (--connection-age-max); resume on a new one")]
+    #[error("the connection has reached its greatest age (limits.connectionAgeMax); resume on a new one")]
     Aged,
     /// Other replicas have fewer streams.
     #[error("other replicas have fewer streams; resume on a new connection")]

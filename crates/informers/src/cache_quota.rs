@@ -102,7 +102,7 @@ impl CacheQuota {
         if let Some(objects_max) = self.limits.objects_max.filter(|most| objects > *most) {
             return Err(TooLarge(format!(
                 "{gvr} has more than {objects_max} objects, the limit for resources that are cached on demand; \
-                 raise --on-demand-objects-max, or name it with --resource"
+                 raise limits.onDemandObjectsMax, or name it with --resource"
             )));
         }
         if !self.membership.record(bytes, self.limits.budget.bytes_max) {
@@ -147,7 +147,7 @@ impl CacheQuota {
             let (most, remedy) = match objects_max {
                 Some(most) => (
                     format!("{most} objects and "),
-                    format!("--on-demand-objects-max or {flag}, or name it with --resource"),
+                    format!("limits.onDemandObjectsMax or {flag}, or name it with --resource"),
                 ),
                 None => (String::new(), flag.to_owned()),
             };

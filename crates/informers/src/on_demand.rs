@@ -115,7 +115,7 @@ impl Registry {
         let (limits, off) = if is_table {
             (self.options.tables, "no tables are cached; start kubefan with --cache-tables")
         } else {
-            (self.options.protobuf, "nothing is cached as protobuf (--protobuf=off); request JSON")
+            (self.options.protobuf, "nothing is cached as protobuf (tuning.protobuf=off); request JSON")
         };
         let EncodingLimits { bytes_max, .. } = limits.ok_or_else(|| Refusal::NotCached(off.to_owned()))?;
         if !self.context.source.has(media) {
@@ -124,14 +124,14 @@ impl Registry {
         }
         if is_table {
             check_table(gvr)?;
-            let flag = "--cache-tables-bytes-max";
+            let flag = "limits.cacheTablesBytesMax";
             let used = self.tables_bytes.clone();
             return Ok(EncodingBudget { bytes_max, unit: "bytes of tables", flag, used });
         }
         if !kinds::is_known(gvr) {
             return Err(Refusal::NotEncoded(not_built_in(gvr)));
         }
-        let flag = "--protobuf-bytes-max";
+        let flag = "limits.protobufBytesMax";
         let used = self.protobuf_bytes.clone();
         Ok(EncodingBudget { bytes_max, unit: "bytes of protobuf", flag, used })
     }
@@ -155,7 +155,7 @@ impl Registry {
             Media::Json => EncodingBudget {
                 bytes_max: on_demand()?.size.on_demand_bytes_max,
                 unit: "bytes",
-                flag: "--on-demand-bytes-max",
+                flag: "limits.onDemandBytesMax",
                 used: self.on_demand_bytes.clone(),
             },
             media => self.encoding_budget(&id.gvr, media)?,
@@ -260,7 +260,7 @@ impl Registry {
         }
         let message = format!(
             "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
-             are in use; raise --on-demand-resources-max, name {gvr} with --resource, or let requests over HTTP go to the \
+             are in use; raise limits.onDemandResourcesMax, name {gvr} with --resource, or let requests over HTTP go to the \
              apiserver (--passthrough)"
         );
         if self.note_without_room(gvr) {

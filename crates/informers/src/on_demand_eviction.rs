@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use kubefan_model::{GroupVersionResource, Scope};
 
-/// A resource in one scope, in all encodings: the unit of `--on-demand-resources-max`.
+/// A resource in one scope, in all encodings: the unit of `limits.onDemandResourcesMax`.
 pub(super) type ScopedResource = (GroupVersionResource, Scope);
 
 /// A place that readers have taken.

@@ -44,7 +44,7 @@ enum ColdStart {
     Unchecked(#[from] UpstreamError),
     #[error("the peer's state at version {version} differs from upstream's: {count} objects differ, among them {keys}")]
     Different { version: ResourceVersion, count: usize, keys: String },
-    #[error("no warm start within {0:?} (--peer-timeout)")]
+    #[error("no warm start within {0:?} (tuning.peerTimeout)")]
     Timeout(std::time::Duration),
 }
 

@@ -49,7 +49,7 @@ pub enum PeerError {
     #[error("the transfer was cut off: {0}")]
     CutOff(String),
     /// The transfer is larger than the limit.
-    #[error("the transfer has more than {0} bytes; raise --peer-transfer-bytes-max")]
+    #[error("the transfer has more than {0} bytes; raise limits.peerTransferBytesMax")]
     TooLarge(u64),
     /// The transfer is malformed or inconsistent.
     #[error("the transfer is broken: {0}")]

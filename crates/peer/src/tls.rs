@@ -66,7 +66,7 @@ impl PeerTls {
             return Ok(accepted);
         }
         Err(PeerError::Connect(match self {
-            Self::Files(_) => "its certificate has no allowed name (--peer-allowed-names)".to_owned(),
+            Self::Files(_) => "its certificate has no allowed name (tuning.peerAllowedNames)".to_owned(),
             Self::Managed(_) => format!("its certificate is not that of a replica: it lacks the name {PEER_NAME}"),
         }))
     }

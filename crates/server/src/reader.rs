@@ -178,7 +178,7 @@ impl<C: Catalog> Reader<C> {
             let most = (self.pending.places_max() * PENDING_UNIT_BYTES) >> 20;
             Denial::Busy(format!(
                 "too many requests wait for the verdict about their caller: they may take {most}Mi \
-                 (--pending-requests-memory-max), and the last is for clients with fewer of them; try again"
+                 (limits.pendingRequestsMemoryMax), and the last is for clients with fewer of them; try again"
             ))
         })
     }
@@ -368,12 +368,12 @@ impl<C: Catalog> Reader<C> {
         self.stream_places.try_take(Some(holder)).ok_or_else(|| {
             if let Some(limit) = self.stream_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(
-                    "this kubefan serves at most {limit} streams of one identity at a time (--subscribers-max-per-identity)"
+                    "this kubefan serves at most {limit} streams of one identity at a time (limits.subscribersMaxPerIdentity)"
                 ));
             }
             let limit = self.stream_places.places_max();
             Refusal::Exhausted(format!(
-                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (--subscribers-max)"
+                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (limits.subscribersMax)"
             ))
         })
     }
@@ -384,13 +384,13 @@ impl<C: Catalog> Reader<C> {
         self.read_places.try_take(Some(holder)).ok_or_else(|| {
             if let Some(limit) = self.read_places.identity_max(Some(holder)) {
                 return Refusal::Exhausted(format!(
-                    "this kubefan answers at most {limit} reads of one identity at a time (--reads-max-per-identity)"
+                    "this kubefan answers at most {limit} reads of one identity at a time (limits.readsMaxPerIdentity)"
                 ));
             }
             let limit = self.read_places.places_max();
             Refusal::Exhausted(format!(
                 "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
-                 (--reads-max)"
+                 (limits.readsMax)"
             ))
         })
     }

@@ -34,7 +34,7 @@ impl SelectorLimits {
         let terms = counted(&texts.fields, FieldSelector::count_terms);
         if terms > terms_max {
             let message =
-                format!("the selector has {terms} terms; kubefan allows at most {terms_max} (--selector-terms-max)");
+                format!("the selector has {terms} terms; kubefan allows at most {terms_max} (limits.selectorTermsMax)");
             return Err(Denial::Invalid { field: "target.field_selector", message });
         }
         // Commas separate both terms and values.
@@ -42,7 +42,7 @@ impl SelectorLimits {
         if parts > terms_max.saturating_add(values_max) {
             let message = format!(
                 "the selector has {parts} terms and values; kubefan allows at most {terms_max} terms \
-                 (--selector-terms-max) and {values_max} values (--selector-values-max)"
+                 (limits.selectorTermsMax) and {values_max} values (limits.selectorValuesMax)"
             );
             return Err(Denial::Invalid { field: "target.label_selector", message });
         }
@@ -60,7 +60,7 @@ impl SelectorLimits {
         if terms > self.terms_max {
             let field = if of_labels >= of_fields { "target.label_selector" } else { "target.field_selector" };
             let message = format!(
-                "the selectors have {terms} terms; kubefan allows at most {} (--selector-terms-max)",
+                "the selectors have {terms} terms; kubefan allows at most {} (limits.selectorTermsMax)",
                 self.terms_max
             );
             return Err(Refusal::Invalid { field, message });
@@ -68,7 +68,7 @@ impl SelectorLimits {
         let values: usize = labels.requirements().iter().map(|requirement| requirement.values().len()).sum();
         if values > self.values_max {
             let message = format!(
-                "the selector has {values} values; kubefan allows at most {} (--selector-values-max)",
+                "the selector has {values} values; kubefan allows at most {} (limits.selectorValuesMax)",
                 self.values_max
             );
             return Err(Refusal::Invalid { field: "target.label_selector", message });
@@ -122,10 +122,10 @@ mod tests {
         let absent = |count| list(count, ",", |number| format!("!k{number}"));
         assert_eq!(check(&values(500), "spec.nodeName=n"), Ok(()));
         let (field, message) = check(&values(2_001), "").unwrap_err();
-        assert!(field == "target.label_selector" && message.contains("--selector-values-max"), "{field}: {message}");
+        assert!(field == "target.label_selector" && message.contains("limits.selectorValuesMax"), "{field}: {message}");
         assert_eq!(check(&absent(99), "spec.nodeName=n"), Ok(()));
         let (_, message) = check(&absent(100), "spec.nodeName=n").unwrap_err();
-        assert!(message.contains("101 terms") && message.contains("--selector-terms-max"), "{message}");
+        assert!(message.contains("101 terms") && message.contains("limits.selectorTermsMax"), "{message}");
         let (field, _) = check("", &list(101, ",", |number| format!("metadata.name!=p{number}"))).unwrap_err();
         assert_eq!(field, "target.field_selector");
     }

@@ -151,7 +151,7 @@ impl Metrics {
             connections_finished,
             calls_pending: register.int_gauge(
                 "kubefan_calls_pending",
-                "gRPC calls whose request has not arrived yet; at most --calls-pending-max.",
+                "gRPC calls whose request has not arrived yet; at most limits.callsPendingMax.",
             )?,
             managed_tls: ManagedTlsMetrics::new(&register, certificate_expiration)?,
             passthrough: register.counters(

@@ -169,7 +169,7 @@ pub enum UpstreamError {
         server: String,
     },
     /// A response body is longer than allowed.
-    #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller --page-size helps")]
+    #[error("the response is longer than {body_bytes_max} bytes; for a list, a smaller tuning.pageSize helps")]
     TooLarge {
         /// The limit in bytes.
         body_bytes_max: usize,

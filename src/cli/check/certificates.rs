@@ -39,7 +39,8 @@ pub(super) fn check(config: &ServeConfig, report: &mut Report) {
             Err(error) => vec![Finding::error("CAs of clients", error.to_string(), "name a PEM file of CAs")],
         });
     } else if reviews_callers(config) && config.callers.skip_lookup {
-        report.add(Finding::ok("CAs of clients", "client certificates are not taken (--authentication-skip-lookup)"));
+        report
+            .add(Finding::ok("CAs of clients", "client certificates are not taken (tuning.authenticationSkipLookup)"));
     }
     if let Some(tls) = kubefan_app::peers::files(config) {
         report.add_all(match tls.check() {

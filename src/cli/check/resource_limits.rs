@@ -41,7 +41,7 @@ fn judge_open_files(limit: Option<usize>, given: Option<usize>, fitting: usize) 
     match given {
         Some(given) if given > fitting => Finding::warning(
             "open files",
-            format!("{limit} leave {fitting} connections, fewer than --connections-max {given}"),
+            format!("{limit} leave {fitting} connections, fewer than limits.connectionsMax {given}"),
             "raise the limit (ulimit -n, LimitNOFILE)",
         ),
         _ => Finding::ok("open files", format!("{limit}, {fitting} connections")),
@@ -72,7 +72,7 @@ fn judge_memory(needed: u64, budget: Option<u64>) -> Finding {
         Some(budget) if needed > budget => Finding::error(
             "memory",
             format!("{what}, more than the budget of {}", human_bytes(budget as f64)),
-            "raise the memory limit, cache fewer resources or namespaces, or pack them (--cache-compression=zstd)",
+            "raise the memory limit, cache fewer resources or namespaces, or pack them (tuning.cacheCompression: zstd)",
         ),
         Some(budget) if needed > budget / 4 * 3 => Finding::warning(
             "memory",
@@ -80,7 +80,7 @@ fn judge_memory(needed: u64, budget: Option<u64>) -> Finding {
                 "{what}, which leaves little of the budget of {} to subscribers and history",
                 human_bytes(budget as f64)
             ),
-            "raise the memory limit, or pack the caches (--cache-compression=zstd)",
+            "raise the memory limit, or pack the caches (tuning.cacheCompression: zstd)",
         ),
         Some(budget) => Finding::ok("memory", format!("{what} of a budget of {}", human_bytes(budget as f64))),
     }
@@ -99,7 +99,7 @@ fn judge_on_demand(config: &ServeConfig, budget: Option<u64>) -> Option<Finding>
         human_bytes(sum as f64),
         human_bytes(budget as f64)
     );
-    let remedy = "lower --on-demand-bytes-max, --protobuf-bytes-max or --cache-tables-bytes-max";
+    let remedy = "lower limits.onDemandBytesMax, limits.protobufBytesMax or limits.cacheTablesBytesMax";
     (sum > budget).then(|| Finding::warning("caches of readers", message, remedy))
 }
 

@@ -59,7 +59,7 @@ pub(super) struct CalculatorArgs {
     #[arg(long, value_name = "COUNT")]
     cores: Option<f64>,
 
-    /// Caches are packed (--cache-compression=zstd)
+    /// Caches are packed (tuning.cacheCompression: zstd)
     #[arg(long)]
     packed: bool,
 }

@@ -28,17 +28,17 @@ async fn reviewing(api: &ApiServer, namespace: &str, token_ttl: &str) -> Kubefan
 }
 
 async fn reviewing_by(api: &ApiServer, kubeconfig: &Path, token_ttl: &str) -> Kubefan {
-    let token_ttl = format!("--authentication-token-webhook-cache-ttl={token_ttl}");
+    let token_ttl = format!("tuning.authenticationTokenWebhookCacheTtl={token_ttl}");
     let (cert, key) = api.server_certificate();
     let cert = format!("--tls-cert-file={}", cert.display());
     let key = format!("--tls-private-key-file={}", key.display());
     let args = [
         "--authorization-mode=Webhook",
         "--resource=pods",
-        "--authentication-skip-lookup",
+        "tuning.authenticationSkipLookup",
         &token_ttl,
-        "--authorization-webhook-cache-authorized-ttl=1s",
-        "--authorization-webhook-cache-unauthorized-ttl=1s",
+        "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
+        "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
     ];
     let kubefan = Kubefan::spawn(kubeconfig, &[&args[..], &[&*cert, &*key]].concat()).await;
     kubefan.ready().await;
@@ -135,7 +135,7 @@ impl FullDisk {
         symlink("/dev/full", &log).unwrap();
         let path = format!("--audit-log-path={}", log.display());
         let mode = format!("--audit-log-mode={mode}");
-        let kubefan = world.0.kubefan(&["--resource=pods", &*path, &*mode, "--audit-log-batch-buffer-size=10"]).await;
+        let kubefan = world.0.kubefan(&["--resource=pods", &*path, &*mode, "limits.auditLogBatchBufferSize=10"]).await;
         scene.scrape(&kubefan);
         let url = format!("http://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);
         FullDisk { kubefan, log, _asking: asks(OFTEN, reqwest::Client::new(), url), _world: world }

@@ -15,7 +15,7 @@ use crate::harness::{
 /// A restore of etcd reuses versions, so kubefan has another object at one of them.
 pub(super) async fn difference(scene: Scene) {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--self-check-interval=2s"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "tuning.selfCheckInterval=2s"]).await;
     scene.scrape(&kubefan);
     let backup = simulated.sim.backup();
     let version = simulated.create("lost");
@@ -39,7 +39,7 @@ pub(super) async fn difference(scene: Scene) {
 }
 
 pub(super) async fn failing_checks(scene: Scene) {
-    let (simulated, _kubefan, _writing) = scene.begin(&["--self-check-interval=2s"]).await;
+    let (simulated, _kubefan, _writing) = scene.begin(&["tuning.selfCheckInterval=2s"]).await;
     fails(&simulated, Fault::InternalError, Some(Verb::List));
     let firing = scene.fired("lists of the apiserver fail, its watches do not", &["KubefanSelfChecksFailing"]).await;
     simulated.sim.clear_faults();

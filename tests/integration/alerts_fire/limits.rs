@@ -55,7 +55,7 @@ pub(super) async fn files(scene: Scene) {
     scene.scrape(&kubefan);
     let mut clients = Vec::new();
     let own = kubefan.metric("process_open_fds").await.unwrap();
-    // More than eight tenths, and few enough for --connections-max, which leaves 200 files free.
+    // More than eight tenths, and few enough for limits.connectionsMax, which leaves 200 files free.
     for _ in 0..(1_700.0 - own) as usize {
         clients.push(unread(kubefan.grpc_addr.port(), "/api/v1/pods?watch=1&resourceVersion=0").await);
     }
@@ -78,7 +78,7 @@ pub(super) async fn managed_certificate(scene: Scene) {
         format!("--tls-managed-ca-config-maps={namespace}/kubefan-ca"),
         "--tls-managed-dns-names=kubefan.test".to_owned(),
         // The shorter it is, the more often kubefan looks at both.
-        "--tls-managed-ca-overlap=1m".to_owned(),
+        "tuning.tlsManagedCaOverlap=1m".to_owned(),
         "--resource=pods".to_owned(),
     ];
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -91,14 +91,14 @@ pub(super) async fn managed_certificate(scene: Scene) {
 }
 
 pub(super) async fn connections(scene: Scene) {
-    let (_simulated, kubefan, _writing) = scene.begin(&["--connections-max=4"]).await;
+    let (_simulated, kubefan, _writing) = scene.begin(&["limits.connectionsMax=4"]).await;
     let port = kubefan.grpc_addr.port();
     let mut held = Vec::new();
     for _ in 0..4 {
         held.push(unread(port, "/api/v1/pods?watch=1&resourceVersion=0").await);
     }
     let _more = every(OFTEN, move || async move { drop(tokio::net::TcpStream::connect(("127.0.0.1", port)).await) });
-    let firing = scene.fired("more connections than --connections-max", &["KubefanConnectionsRefused"]).await;
+    let firing = scene.fired("more connections than limits.connectionsMax", &["KubefanConnectionsRefused"]).await;
     drop(held);
     firing.resolved("the client that had them ended").await;
 }

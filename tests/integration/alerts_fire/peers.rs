@@ -35,7 +35,7 @@ impl First {
         }
         let authority = Authority::new();
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let listen = ["--resource=pods", "--peer-listen=127.0.0.1:0", "--peer-allowed-names=127.0.0.1"];
+        let listen = ["--resource=pods", "--peer-listen=127.0.0.1:0", "tuning.peerAllowedNames=[127.0.0.1]"];
         let files = files(dir.path(), "first", &authority, &authority);
         let args: Vec<&str> = listen.into_iter().chain(files.iter().map(String::as_str)).collect();
         let kubefan = simulated.kubefan(&args).await;

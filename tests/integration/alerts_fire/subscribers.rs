@@ -35,7 +35,7 @@ const READ_AFTER_PAUSE: usize = 20;
 
 /// Clients that pause while large events come.
 pub(super) async fn lag(scene: Scene) {
-    let (simulated, kubefan, _writing) = scene.begin(&["--ring-events-max=20"]).await;
+    let (simulated, kubefan, _writing) = scene.begin(&["limits.ringEventsMax=20"]).await;
     let (_events, updates) = rewritten(&simulated.sim, LARGE_BYTES, Duration::from_millis(20));
     let endpoint = Endpoint::from_shared(format!("http://{}", kubefan.grpc_addr)).unwrap();
     let endpoint = endpoint.initial_stream_window_size(WINDOW_BYTES);
@@ -89,8 +89,12 @@ pub(super) async fn snapshots(scene: Scene) {
     for number in 0..128 {
         simulated.sim.create(&pods(), large(&format!("large-{number}"), LARGE_BYTES)).unwrap();
     }
-    let limits =
-        ["--resource=pods", "--snapshots-max=1", "--snapshot-queue-timeout=1s", "--snapshot-stall-timeout=10m"];
+    let limits = [
+        "--resource=pods",
+        "limits.snapshotsMax=1",
+        "tuning.snapshotQueueTimeout=1s",
+        "tuning.snapshotStallTimeout=10m",
+    ];
     let kubefan = simulated.kubefan(&limits).await;
     scene.scrape(&kubefan);
     let path = "/api/v1/pods?resourceVersion=0";
@@ -104,13 +108,13 @@ pub(super) async fn snapshots(scene: Scene) {
 
 /// One client has the only place for a watch.
 pub(super) async fn requests(scene: Scene) {
-    let (_simulated, kubefan, _writing) = scene.begin(&["--subscribers-max=1", "--passthrough=off"]).await;
+    let (_simulated, kubefan, _writing) = scene.begin(&["limits.subscribersMax=1", "--passthrough=off"]).await;
     let held = connect(kubefan.grpc_addr).await.watch(watch(target("pods"), "")).await.unwrap();
     let url = format!("http://{}/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
     let text = reqwest::get(&url).await.unwrap().text().await.unwrap();
-    assert!(text.contains("--subscribers-max"), "the answer names the limit: {text}");
+    assert!(text.contains("limits.subscribersMax"), "the answer names the limit: {text}");
     let _asking = asks(OFTEN, reqwest::Client::new(), url);
-    let firing = scene.fired("more watches than --subscribers-max", &["KubefanRequestsRefused"]).await;
+    let firing = scene.fired("more watches than limits.subscribersMax", &["KubefanRequestsRefused"]).await;
     drop(held);
     firing.resolved("the client that had them ended").await;
 }

@@ -31,7 +31,7 @@ async fn authorized(world: &World) -> (Kubefan, String) {
     let args = [
         "--resource=pods,configmaps",
         "--admin-authorization",
-        "--authorization-webhook-cache-unauthorized-ttl=1s",
+        "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
         "--tls-cert-file",
         cert.to_str().unwrap(),
         "--tls-private-key-file",

@@ -63,7 +63,7 @@ impl Servers {
             json!({ "metadata": { "name": "hidden", "annotations": { "content": content(&world.own, "hidden") } } });
         world.api.create(&format!("/api/v1/namespaces/{}/secrets", world.own), &hidden).await;
         let start = async |passthrough| {
-            let args = [passthrough, "--passthrough-upgrades", "--anonymous-auth", "--on-demand=false"];
+            let args = [passthrough, "tuning.passthroughUpgrades", "--anonymous-auth", "--on-demand=false"];
             world.another(&args).await
         };
         let caller = (Caller, start("--passthrough=caller").await);

@@ -39,9 +39,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Reviews are limited to 200 per second, and debug builds are slow.
 const LIVE_AT_MOST: Duration = Duration::from_secs(120);
 /// The extras that tell the tokens of a service account apart, and give no right here.
-const IGNORED: &str = "--authorization-ignore-extra=authentication.kubernetes.io/pod-name,\
-    authentication.kubernetes.io/pod-uid,authentication.kubernetes.io/node-name,\
-    authentication.kubernetes.io/node-uid,authentication.kubernetes.io/credential-id";
+const IGNORED: &str = "tuning.authorizationIgnoreExtra=[authentication.kubernetes.io/pod-name, \
+    authentication.kubernetes.io/pod-uid, authentication.kubernetes.io/node-name, \
+    authentication.kubernetes.io/node-uid, authentication.kubernetes.io/credential-id]";
 
 /// A pod with its token.
 #[derive(Clone)]

@@ -121,7 +121,7 @@ async fn verdicts_are_those_of_an_authorizer_that_denies() {
     let authorizer = Authorizer::start(denies).await;
     let api = ApiServer::start(Options::default().flag(&authorizer.flag())).await;
     // An authorizer that denies single objects needs this flag.
-    let exact = "--authorization-broad-first=false";
+    let exact = "tuning.authorizationBroadFirst=false";
     let world = World::start(api, &[&ARGS[..], &[exact]].concat()).await.with_pods().await;
     let reasons = ["two is sealed", "this pod is barred", "no watches with certificates"];
     assert_same_verdicts(&world, WITH_WEBHOOK, &[101, 200, 403], &reasons).await;

@@ -24,7 +24,7 @@ tests! {
 }
 
 async fn a_revoked_right_ends_with_its_verdict() {
-    let args = ["--passthrough=off", "--authorization-webhook-cache-authorized-ttl=1s"];
+    let args = ["--passthrough=off", "tuning.authorizationWebhookCacheAuthorizedTtl=1s"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
     let client = world.client(Own);
@@ -38,7 +38,7 @@ async fn a_revoked_right_ends_with_its_verdict() {
 }
 
 async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
-    let args = ["--passthrough=off", "--reauthorize-interval=1s"];
+    let args = ["--passthrough=off", "tuning.reauthorizeInterval=1s"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let target = |name: &str| {
         let resource = "configmaps".to_owned();
@@ -106,8 +106,8 @@ async fn known_callers_are_served_through_an_outage_and_new_ones_are_not() {
     let api = ApiServer::start(Options::default()).await;
     let args = [
         "--passthrough=off",
-        "--authentication-token-webhook-cache-ttl=1s",
-        "--authorization-webhook-cache-authorized-ttl=1s",
+        "tuning.authenticationTokenWebhookCacheTtl=1s",
+        "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
     ];
     let world = World::start(api, &args).await;
     let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));

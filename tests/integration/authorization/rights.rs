@@ -123,9 +123,9 @@ async fn kubefan_with(
     let (cert, key) = api.server_certificate();
     let more = [
         "--passthrough=off",
-        "--self-check-interval=1s",
-        "--authentication-token-webhook-cache-ttl=1s",
-        "--authorization-webhook-cache-unauthorized-ttl=1s",
+        "tuning.selfCheckInterval=1s",
+        "tuning.authenticationTokenWebhookCacheTtl=1s",
+        "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
         "--tls-cert-file",
         cert.to_str().unwrap(),
         "--tls-private-key-file",

@@ -30,10 +30,10 @@ async fn a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_dele
     let log = dir.path().join("audit.log");
     let args = [
         "--resource=pods,configmaps,serviceaccounts",
-        "--service-account-jwks",
+        "tuning.serviceAccountJwks",
         "--passthrough=off",
         // No verdict is kept, so each request is checked.
-        "--authentication-token-webhook-cache-ttl=0s",
+        "tuning.authenticationTokenWebhookCacheTtl=0s",
         &format!("--api-audiences={AUDIENCE}"),
         &format!("--audit-log-path={}", log.display()),
         "--tls-cert-file",

@@ -33,7 +33,7 @@ async fn a_review_needs_the_delegators_right() {
         "--resource=pods",
         "--passthrough=off",
         "--authorization-mode=Webhook",
-        "--authentication-token-webhook-cache-ttl=1s",
+        "tuning.authenticationTokenWebhookCacheTtl=1s",
         "--tls-cert-file",
         cert.to_str().unwrap(),
         "--tls-private-key-file",

@@ -56,6 +56,13 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
         "cluster.terminationGracePeriodSeconds=60 must be 10 s longer than preStopSeconds (5) and drainTimeout (60s)",
     ),
     ("cluster.autoscaling.enabled=true,cluster.autoscaling.minReplicas=9", "minReplicas=9 is more than maxReplicas=6"),
+    ("config.readsMax=5", "config.readsMax is now config.limits.readsMax"),
+    ("node.config.pageSize=5", "node.config.pageSize is now node.config.tuning.pageSize"),
+    ("extraArgs={--reads-max=5}", "--reads-max of extraArgs is now config.limits.readsMax"),
+    (
+        "extraEnv[0].name=KUBEFAN_PAGE_SIZE,extraEnv[0].value=5",
+        "KUBEFAN_PAGE_SIZE of extraEnv is now config.tuning.pageSize",
+    ),
     ("config.kind=Other", "config has kind, which the chart sets"),
     ("node.config.kind=Other", "node.config has kind, which the chart sets"),
     ("node.enabled=true,passthrough.mode=off", "passthrough.mode=off needs node.enabled=false"),

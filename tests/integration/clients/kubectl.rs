@@ -121,7 +121,7 @@ async fn has_sent(both: &Both, metric: &str, media: &str) -> bool {
 }
 
 async fn kubectl_reads_are_the_same_through_kubefan() {
-    let args = [SMALL_LISTS, "--passthrough-upgrades", "--cache-tables", "--resource=pods,configmaps"];
+    let args = [SMALL_LISTS, "tuning.passthroughUpgrades", "--cache-tables", "--resource=pods,configmaps"];
     let both = Both::start(ApiServer::shared().await, &args).await;
     let api = &both.api;
     let group = format!("{}.example.com", api.unique("kubectl"));

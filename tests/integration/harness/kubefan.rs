@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{apiserver::ApiServer, process::Process, secrets, wait};
+use super::{apiserver::ApiServer, process::Process, secrets, settings::Arguments, wait};
 
 /// A running `kubefan serve`.
 pub(crate) struct Kubefan {
@@ -24,11 +24,13 @@ pub(crate) struct Kubefan {
     log: PathBuf,
     /// The file of its audit log.
     audit_log: Option<PathBuf>,
+    /// The file of its settings, which it looks at again and again.
+    _arguments: Arguments,
 }
 
 impl Kubefan {
     /// Starts kubefan as the administrator of `api` and waits until it is ready. `args` are
-    /// appended to the listen flags.
+    /// appended to the listen flags. Settings without flags are written like `limits.readsMax=5`.
     pub(crate) async fn start(api: &ApiServer, args: &[&str]) -> Kubefan {
         let kubefan = Kubefan::spawn(&api.kubeconfig(), args).await;
         kubefan.ready().await;
@@ -100,10 +102,11 @@ impl Kubefan {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kubefan-{}-{number}.log", std::process::id()));
+        let arguments = Arguments::new(args);
         command
             .args(["serve", "--listen", listen, "--admin-listen", "127.0.0.1:0", "--kubeconfig"])
             .arg(kubeconfig)
-            .args(args);
+            .args(&arguments.args);
         let mut process = Process::spawn("kubefan", &mut command, &log);
         let outcome = wait::try_until(wait::SOON, || {
             let printed = process.log();
@@ -123,7 +126,7 @@ impl Kubefan {
         match outcome {
             Ok((grpc_addr, admin_addr)) => {
                 let audit_log = args.iter().find_map(|arg| arg.strip_prefix("--audit-log-path=")).map(PathBuf::from);
-                Kubefan { process, grpc_addr, admin_addr, log, audit_log }
+                Kubefan { process, grpc_addr, admin_addr, log, audit_log, _arguments: arguments }
             }
             Err(why) => panic!("kubefan serve {}: {why}; it printed:\n{}", args.join(" "), process.log()),
         }
@@ -243,8 +246,14 @@ pub(crate) async fn run(args: &[&str]) -> Ran {
 
 /// Like [`run`]; `prepare` can change the command before it starts.
 pub(crate) async fn run_with(args: &[&str], prepare: impl FnOnce(&mut tokio::process::Command)) -> Ran {
+    let arguments = Arguments::new(args);
     let mut command = tokio::process::Command::new(binary());
-    command.args(args).env_clear().env("HOME", "/nonexistent").stdin(std::process::Stdio::null()).kill_on_drop(true);
+    command
+        .args(&arguments.args)
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true);
     prepare(&mut command);
     secrets::remember_tokens_of(command.as_std().get_args().map(|argument| argument.to_string_lossy()));
     let output = tokio::time::timeout(EXITED_AT_MOST, command.output());

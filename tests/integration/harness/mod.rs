@@ -63,6 +63,7 @@ pub(crate) mod resuming;
 pub(crate) mod rig;
 pub(crate) mod secrets;
 pub(crate) mod servers;
+pub(crate) mod settings;
 pub(crate) mod simulated;
 pub(crate) mod tools;
 pub(crate) mod wait;

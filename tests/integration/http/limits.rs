@@ -207,14 +207,14 @@ async fn over_limit(kubefan: &Kubefan, path: &str, flag: &str) {
 
 async fn requests_above_a_limit_are_429() {
     let simulated = large().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--reads-max=1", "--subscribers-max=2"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "limits.readsMax=1", "limits.subscribersMax=2"]).await;
     let all = format!("{PODS}?{ANY}");
     let watch = format!("{PODS}?{ANY}&watch=1");
     let unread = ask(kubefan.grpc_addr, &all, "").await;
     let list = r#"kubefan_requests_inflight{protocol="http",verb="list"}"#;
     kubefan.metric_becomes(list, 1.0).await;
     for path in [&all, &format!("/api/v1/namespaces/default/pods/large-1?{ANY}")] {
-        over_limit(&kubefan, path, "--reads-max").await;
+        over_limit(&kubefan, path, "limits.readsMax").await;
     }
     for verb in ["list", "get"] {
         let refused = requests("kubefan", "429", "http", "pods", verb);
@@ -226,7 +226,7 @@ async fn requests_above_a_limit_are_429() {
     assert_eq!(over_http.status(), StatusCode::OK);
     assert_eq!(get(&kubefan, "/version").await.status(), StatusCode::OK);
     let _over_grpc = Watch::start(&mut connect(kubefan.grpc_addr).await, target("pods"), "").await.unwrap();
-    over_limit(&kubefan, &watch, "--subscribers-max").await;
+    over_limit(&kubefan, &watch, "limits.subscribersMax").await;
     drop(unread);
     kubefan.metric_becomes(list, 0.0).await;
     assert_eq!(get(&kubefan, &format!("{all}&limit=1")).await.status(), StatusCode::OK);
@@ -349,7 +349,7 @@ async fn a_web_page_of_another_host_cannot_read() {
 async fn an_unread_answer_releases_its_resources() {
     let simulated = large().await;
     // For this time the metrics below show the answer.
-    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "tuning.snapshotStallTimeout=5s"]).await;
     let websocket = "Origin: http://localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
                      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     for (query, headers, gauge) in [

@@ -354,7 +354,7 @@ async fn a_client_that_sends_pings_and_reads_no_answer_is_ended() {
     /// More than the sockets of both sides can buffer.
     const BYTES_MAX: usize = 32 << 20;
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--snapshot-stall-timeout=5s"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "tuning.snapshotStallTimeout=5s"]).await;
     let mut client = open(&kubefan, 3).await;
     let ping = [&[0x80 | PING, 0x80 | 125, 0, 0, 0, 0][..], &[b'x'; 125]].concat();
     let pings = ping.repeat(1000);

@@ -34,10 +34,10 @@ const RESOURCES: [&str; 3] = ["--on-demand=false", "--resource=configmaps", "--r
 const REVIEWS: [&str; 6] = [
     "--passthrough=off",
     "--authorization-mode=Webhook",
-    "--reauthorize-interval=1s",
-    "--authorization-webhook-cache-authorized-ttl=1s",
-    "--authorization-webhook-cache-unauthorized-ttl=1s",
-    "--authentication-token-webhook-cache-ttl=1s",
+    "tuning.reauthorizeInterval=1s",
+    "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
+    "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
+    "tuning.authenticationTokenWebhookCacheTtl=1s",
 ];
 /// A service account whose tokens end with a Secret.
 const ACCOUNT: &str = "agent";
@@ -65,7 +65,7 @@ impl World {
                     ];
                     let mut args = [&RESOURCES.map(str::to_owned)[..], &REVIEWS.map(str::to_owned), &tls].concat();
                     if which == Shared::ShortLived {
-                        args.push("--stream-age-max=2s".to_owned());
+                        args.push("limits.streamAgeMax=2s".to_owned());
                     }
                     args
                 }

@@ -45,9 +45,9 @@ pub(super) async fn nothing_moves_while_callers_cannot_be_authorized() {
         format!("--tls-private-key-file={}", key.display()),
         "--authorization-mode=Webhook".to_owned(),
         "--passthrough=off".to_owned(),
-        "--reauthorize-interval=2s".to_owned(),
-        "--authentication-token-webhook-cache-ttl=1s".to_owned(),
-        "--authorization-webhook-cache-authorized-ttl=1s".to_owned(),
+        "tuning.reauthorizeInterval=2s".to_owned(),
+        "tuning.authenticationTokenWebhookCacheTtl=1s".to_owned(),
+        "tuning.authorizationWebhookCacheAuthorizedTtl=1s".to_owned(),
     ];
     let setup = Setup {
         by: By::Balancer,

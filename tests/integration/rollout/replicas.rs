@@ -102,7 +102,7 @@ impl Replicas {
             Release::This => {
                 args.push(format!("--peers={}", names.join(",")));
                 args.push("--rebalance".to_owned());
-                args.push(format!("--rebalance-percent={}", self.setup.rebalance_percent));
+                args.push(format!("tuning.rebalancePercent={}", self.setup.rebalance_percent));
                 args.extend(self.setup.flags.clone());
                 kubefan::binary().into()
             }

@@ -44,7 +44,7 @@ class ErrorReason:
     #: read single namespaces.
     FORBIDDEN: Final = "FORBIDDEN"
     #: The token or client certificate of the stream has expired, an object that the token is bound
-    #: to was deleted, or the stream has reached `--stream-age-max`. Resume with a valid token.
+    #: to was deleted, or the stream has reached `limits.streamAgeMax`. Resume with a valid token.
     #: Nothing is lost.
     REAUTHENTICATE: Final = "REAUTHENTICATE"
     #: The operator has changed who answers reads of the resource. Resume from the last version.
@@ -69,8 +69,8 @@ class ErrorReason:
     DRAINING: Final = "DRAINING"
     #: Nothing has failed. Other replicas have fewer streams. Resume at once, on a new connection.
     REBALANCED: Final = "REBALANCED"
-    #: Nothing has failed. The connection has reached `--connection-age-max`. Resume at once, on a
-    #: new connection.
+    #: Nothing has failed. The connection has reached `limits.connectionAgeMax`. Resume at once, on
+    #: a new connection.
     CONNECTION_AGE: Final = "CONNECTION_AGE"
     #: The call came without TLS to a port that needs it. Use an `https://` address.
     TLS_REQUIRED: Final = "TLS_REQUIRED"
@@ -81,10 +81,10 @@ class ErrorReason:
     #: A limit is reached. The message names it. Retry after the delay, which may be longer than
     #: usual.
     LIMIT_REACHED: Final = "LIMIT_REACHED"
-    #: The subscriber took less than 16 KiB of a snapshot in `--snapshot-stall-timeout`, or after
+    #: The subscriber took less than 16 KiB of a snapshot in `tuning.snapshotStallTimeout`, or after
     #: two of them less than 1 MiB in each on average. Start again, and read faster.
     SNAPSHOT_STALLED: Final = "SNAPSHOT_STALLED"
-    #: The request is longer than `--max-message-size`. Send a shorter selector or projection.
+    #: The request is longer than `limits.maxMessageSize`. Send a shorter selector or projection.
     REQUEST_TOO_LONG: Final = "REQUEST_TOO_LONG"
     #: The call cannot be recorded, and `--audit-log-mode=blocking-strict` demands it. Retry later.
     NOT_RECORDED: Final = "NOT_RECORDED"

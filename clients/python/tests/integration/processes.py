@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -297,9 +298,12 @@ class Kubefan:
 
     @classmethod
     def serve(cls, api: ApiServer, *flags: str, address: str = "", upstream: str = "") -> Kubefan:
-        """`kubefan serve` with config maps."""
+        """`kubefan serve` with config maps. A setting without a flag is like limits.readsMax=5."""
         arguments = ["serve", "--kubeconfig", api.kubeconfig(upstream), "--resource", "configmaps"]
-        return cls([*arguments, *flags], api.directory, address)
+        settings = [flag for flag in flags if flag.startswith(("limits.", "tuning."))]
+        if settings:
+            arguments += ["--config", write_settings(api.directory, settings)]
+        return cls([*arguments, *(flag for flag in flags if flag not in settings)], api.directory, address)
 
     @property
     def pid(self) -> int:
@@ -331,6 +335,19 @@ class Kubefan:
         except OSError:
             return None
         return text.decode()
+
+
+def write_settings(directory: Path, settings: list[str]) -> str:
+    """Writes a configuration file with settings like limits.readsMax=5."""
+    text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n"
+    for place in ("limits", "tuning"):
+        prefix = f"{place}."
+        entries = [one[len(prefix) :].replace("=", ": ", 1) for one in settings if one.startswith(prefix)]
+        if entries:
+            text += f"{place}:\n" + "".join(f"  {entry}\n" for entry in entries)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=directory, delete=False) as file:
+        file.write(text)
+    return file.name
 
 
 class Link:

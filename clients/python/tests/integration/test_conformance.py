@@ -262,7 +262,7 @@ def test_a_gap_and_a_catch_up_take_effect_as_units(kind: str, private_api: ApiSe
     for name in ("a", "b"):
         api.create(space, name)
     with Link(f"127.0.0.1:{api.port}") as link:
-        flags = ["--ring-events-max", "4", "--upstream-idle-timeout", "30s"]
+        flags = ["limits.ringEventsMax=4", "tuning.upstreamIdleTimeout=30s"]
         with Kubefan.serve(api, *flags, upstream=f"https://{link.address}") as server:
             keywords: dict[str, Any] = {"namespace": space, "backoff": FAST}
             items = Recorder(kind, server.address, "watch_items", "configmaps", **keywords)
@@ -385,10 +385,10 @@ def test_denials_revocations_and_tokens(kind: str, api: ApiServer, tmp_path: Pat
         "--tls-private-key-file",
         str(api.directory / "server-key.pem"),
         "--authorization-mode=Webhook",
-        "--reauthorize-interval=1s",
-        "--authorization-webhook-cache-authorized-ttl=1s",
-        "--authorization-webhook-cache-unauthorized-ttl=1s",
-        "--stream-age-max=1s",
+        "tuning.reauthorizeInterval=1s",
+        "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
+        "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",
+        "limits.streamAgeMax=1s",
     ) as server:
         address = f"https://{server.address}"
         token_file = tmp_path / "token"

@@ -197,7 +197,7 @@ impl WebhookAuthorizer {
     async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
         if self.is_always_allowed(&user) {
             return Ok(Explanation::always_allowed(
-                "a group of the user is not reviewed (--authorization-always-allow-groups)",
+                "a group of the user is not reviewed (tuning.authorizationAlwaysAllowGroups)",
             ));
         }
         let caller = KnownCaller::new(user, None);

@@ -156,7 +156,7 @@ async fn a_stream_ends_with_its_token_and_at_its_greatest_age() {
     assert!(matches!(expiring.end(), Some(StreamEnd::Reauthenticate(why)) if why.contains("token")));
     assert!(lasting.end().is_none());
     pass(90 * SECOND).await;
-    assert!(matches!(lasting.end(), Some(StreamEnd::Reauthenticate(why)) if why.contains("--stream-age-max")));
+    assert!(matches!(lasting.end(), Some(StreamEnd::Reauthenticate(why)) if why.contains("limits.streamAgeMax")));
 }
 
 #[tokio::test(start_paused = true)]

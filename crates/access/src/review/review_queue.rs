@@ -120,7 +120,7 @@ impl ReviewQueue {
         turn.ok_or_else(|| {
             format!(
                 "no review of this caller could be sent within {wait_timeout:?}: kubefan sends at most {per_second} per second \
-                 (--access-reviews-per-second); try again"
+                 (limits.accessReviewsPerSecond); try again"
             )
         })
     }
@@ -260,7 +260,7 @@ mod tests {
         second.await.unwrap().unwrap();
         let kept = queue.turn(holder(4, 1)).await.unwrap();
         let start = Instant::now();
-        assert!(queue.turn(holder(5, 1)).await.unwrap_err().contains("--access-reviews-per-second"));
+        assert!(queue.turn(holder(5, 1)).await.unwrap_err().contains("limits.accessReviewsPerSecond"));
         assert_eq!(start.elapsed(), 10 * SECOND);
         drop(kept);
     }

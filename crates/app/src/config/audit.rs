@@ -32,18 +32,22 @@ section! {
     /// audit.k8s.io/v1, level Metadata): who asked for what, and how it was answered. -: stdout.
     /// SIGHUP opens the file again [default: no audit log]
     audit_log_path("FILE"): PathBuf => path: Option<PathBuf>, optional(any);
-    /// Megabytes of the file before it is rotated.
-    audit_log_maxsize("MB"): u64 = 100 => bytes_max: u64, megabytes;
-    /// Rotated files that are kept. 0: all.
-    audit_log_maxbackup("COUNT"): usize = 10 => backups_max: Option<usize>, unless_zero;
-    /// Days that rotated files are kept. 0: no limit.
-    audit_log_maxage("DAYS"): u32 = 0 => age_max: Option<time::Duration>, days;
     /// Write records in the background (batch), or answer a request only when its record is
     /// written, and refuse it if that fails (blocking-strict).
     audit_log_mode("MODE"): AuditMode = AuditMode::Batch => mode: AuditMode, any;
+
+    [keys]
+    /// Megabytes of the file before it is rotated. Set it by the disk that the log may take.
+    limits.audit_log_maxsize("MB"): u64 = 100 => bytes_max: u64, megabytes;
+    /// Rotated files that are kept. 0: all. Set it by the disk that the log may take.
+    limits.audit_log_maxbackup("COUNT"): usize = 10 => backups_max: Option<usize>, unless_zero;
+    /// Days that rotated files are kept. 0: no limit. Set it by how long your rules let you, or
+    /// make you, keep the log.
+    limits.audit_log_maxage("DAYS"): u32 = 0 => age_max: Option<time::Duration>, days;
     /// Records that wait to be written. More are dropped (batch), or their requests wait
-    /// (blocking-strict). One has about 1 KiB, at most about 32 KiB.
-    audit_log_batch_buffer_size("COUNT"): usize = 10_000 => records_max: usize, records;
+    /// (blocking-strict). One has about 1 KiB, at most about 32 KiB. Raise it if
+    /// kubefan_audit_dropped_total grows in bursts.
+    limits.audit_log_batch_buffer_size("COUNT"): usize = 10_000 => records_max: usize, records;
 }
 
 fn megabytes(flag: &'static str, given: u64) -> Result<u64, ConfigError> {
@@ -71,11 +75,11 @@ impl AuditOptions {
     /// Refuses what has no effect without a log.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let given = [
-            ("--audit-log-maxsize", self.audit_log_maxsize.is_some()),
-            ("--audit-log-maxbackup", self.audit_log_maxbackup.is_some()),
-            ("--audit-log-maxage", self.audit_log_maxage.is_some()),
+            ("limits.auditLogMaxsize", self.audit_log_maxsize.is_some()),
+            ("limits.auditLogMaxbackup", self.audit_log_maxbackup.is_some()),
+            ("limits.auditLogMaxage", self.audit_log_maxage.is_some()),
             ("--audit-log-mode", self.audit_log_mode.is_some()),
-            ("--audit-log-batch-buffer-size", self.audit_log_batch_buffer_size.is_some()),
+            ("limits.auditLogBatchBufferSize", self.audit_log_batch_buffer_size.is_some()),
         ];
         match given.iter().find(|(_, given)| *given && self.audit_log_path.is_none()) {
             Some((flag, _)) => ConfigError::contradiction(format!(

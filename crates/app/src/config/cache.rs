@@ -41,20 +41,26 @@ section! {
     #[arg(short = 'n', value_delimiter = ',')]
     namespaces as namespace("NAME"): Vec<String>
         => namespaces: Vec<String>, names(is_namespace, "no name of a namespace");
-    /// Pack the cached objects: less memory, more work for each snapshot, list and get. Past events
-    /// are always packed.
-    cache_compression("METHOD"): CacheCompression = CacheCompression::Off => compression: CacheCompression, any;
-    /// Bytes of past events per resource, packed
+
+    [keys]
+    /// Bytes of past events per resource, packed. Raise it if streams fall behind or resumes need
+    /// catch-ups, and there is memory.
     /// [default: a tenth of the cached JSON, at least 8Mi]
-    ring_bytes_max("SIZE"): ByteSize => ring_bytes_max: Option<u64>, optional(size(1));
-    /// Past events per resource.
-    ring_events_max("COUNT"): usize = 100_000 => ring_events_max: usize, at_least(1);
-    /// How long past events are retained.
-    ring_age_max("DURATION"): Duration = Duration::from_secs(15 * 60) => ring_age_max: time::Duration, wait;
+    limits.ring_bytes_max("SIZE"): ByteSize => ring_bytes_max: Option<u64>, optional(size(1));
+    /// Past events per resource. Raise it for a resource whose many small events leave the ring too
+    /// early.
+    limits.ring_events_max("COUNT"): usize = 100_000 => ring_events_max: usize, at_least(1);
+    /// How long past events are retained. Raise it if clients come back after longer breaks and
+    /// must not miss single events.
+    limits.ring_age_max("DURATION"): Duration = Duration::from_secs(15 * 60) => ring_age_max: time::Duration, wait;
     /// Bytes of conflated history per resource: older events, reduced to one entry per change. A
-    /// subscriber that resumes from far back gets each change once instead of a snapshot
+    /// subscriber that resumes from far back gets each change once instead of a snapshot. Raise it
+    /// if clients come back after hours and get snapshots.
     /// [default: a twentieth of the cached JSON, at least 4Mi]
-    residue_bytes_max("SIZE"): ByteSize => residue_bytes_max: Option<u64>, optional(size(1));
+    limits.residue_bytes_max("SIZE"): ByteSize => residue_bytes_max: Option<u64>, optional(size(1));
+    /// Pack the cached objects: less memory, more work for each snapshot, list and get. Past events
+    /// are always packed. Choose zstd if caches do not fit into memory.
+    tuning.cache_compression("off or zstd"): CacheCompression = CacheCompression::Off => compression: CacheCompression, any;
 }
 
 /// Resources with the media to cache them in.

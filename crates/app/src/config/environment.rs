@@ -48,7 +48,7 @@ fn is_of_a_service(rest: &str, value: &str) -> bool {
 mod tests {
     use super::*;
 
-    const KNOWN: [&str; 3] = ["KUBEFAN_RESOURCE", "KUBEFAN_LISTEN", "KUBEFAN_RING_AGE_MAX"];
+    const KNOWN: [&str; 3] = ["KUBEFAN_RESOURCE", "KUBEFAN_LISTEN", "KUBEFAN_MAX_STALENESS"];
 
     fn described(set: &[(&str, &str)]) -> Vec<String> {
         unknown(set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())), &KNOWN)

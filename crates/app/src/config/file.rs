@@ -1,18 +1,18 @@
 //! Reads the configuration file. It is strict YAML: a misspelt key that is silently ignored is a
 //! setting that the operator believes in.
 //!
-//! All sections share one flat list of keys. serde cannot flatten structs and refuse unknown keys
-//! at the same time, and it would lose the line of an error, so `File` hands each key to the
-//! section that has it.
+//! All sections share one flat list of the keys that have flags, and the maps `limits` and `tuning`
+//! of those that have none. serde cannot flatten structs and refuse unknown keys at the same time,
+//! and it would lose the line of an error, so `File` hands each key to the section that has it.
 
 use std::{fmt, fs, path::Path, sync::LazyLock};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, Visitor},
+    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::{ConfigError, ServeOptions, names::nearest};
+use super::{ConfigError, ServeOptions, moved, names::nearest, settings};
 
 /// `apiVersion` of the file.
 pub const API_VERSION: &str = "kubefan.dev/v1alpha1";
@@ -28,61 +28,110 @@ struct Header {
     kind: Option<String>,
 }
 
-/// All keys: those of the header and those of the options.
-static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| [&["apiVersion", "kind"], &*ServeOptions::keys()].concat());
+/// A map of the file with the keys that it may have.
+struct Place {
+    /// The key of the map. Empty for the file as a whole.
+    name: &'static str,
+    keys: Vec<&'static str>,
+}
+
+/// The file as a whole: the header, the keys that have flags, and the names of the other places.
+static TOP: LazyLock<Place> = LazyLock::new(|| {
+    let places = PLACES.iter().map(|place| place.name);
+    let keys = ["apiVersion", "kind"].into_iter().chain(ServeOptions::keys()).chain(places).collect();
+    Place { name: "", keys }
+});
+
+/// The maps of the keys that have no flags.
+static PLACES: LazyLock<[Place; 2]> = LazyLock::new(|| {
+    settings::PLACES.map(|name| {
+        let keys = ServeOptions::file_keys().into_iter().filter(|key| key.place == name);
+        Place { name, keys: keys.map(|key| key.name).collect() }
+    })
+});
 
 /// The whole file.
 struct File(ServeOptions);
 
 impl<'de> Deserialize<'de> for File {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FileVisitor)
+        let mut options = ServeOptions::default();
+        deserializer.deserialize_map(MapVisitor { place: &TOP, options: &mut options })?;
+        Ok(File(options))
     }
 }
 
-struct FileVisitor;
+/// Reads the entries of a place.
+struct MapVisitor<'a> {
+    place: &'static Place,
+    options: &'a mut ServeOptions,
+}
 
-impl<'de> Visitor<'de> for FileVisitor {
-    type Value = File;
+impl<'de> Visitor<'de> for MapVisitor<'_> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map of options")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<File, M::Error> {
-        let mut options = ServeOptions::default();
-        while let Some(Key(key)) = map.next_key()? {
-            if !options.read(key, &mut map)? {
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
+        let Self { place, options } = self;
+        while let Some(key) = map.next_key_seed(Key(place))? {
+            if let Some(place) = PLACES.iter().find(|inner| place.name.is_empty() && inner.name == key) {
+                map.next_value_seed(MapVisitor { place, options: &mut *options })?;
+            } else if !options.read(place.name, key, &mut map)? {
                 // The header was checked before.
                 map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(File(options))
+        Ok(())
+    }
+
+    /// A map without entries, such as one whose entries are comments.
+    fn visit_none<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-/// A known key.
-struct Key(&'static str);
+impl<'de> DeserializeSeed<'de> for MapVisitor<'_> {
+    type Value = ();
 
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_identifier(KeyVisitor)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_option(self)
     }
 }
 
-struct KeyVisitor;
+/// A known key of a place.
+struct Key(&'static Place);
 
-impl Visitor<'_> for KeyVisitor {
-    type Value = Key;
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = &'static str;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<&'static str, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = &'static str;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
     }
 
-    fn visit_str<E: Error>(self, key: &str) -> Result<Key, E> {
-        let known = KEYS.iter().find(|known| **known == key);
+    fn visit_str<E: Error>(self, key: &str) -> Result<&'static str, E> {
+        let Self(Place { keys, .. }) = self;
+        let known = keys.iter().find(|known| **known == key);
         // Here and not after the whole entry, so that the error has the key's line.
-        known.copied().map(Key).ok_or_else(|| E::unknown_field(key, &KEYS))
+        known.copied().ok_or_else(|| E::unknown_field(key, keys))
     }
 }
 
@@ -121,37 +170,65 @@ fn one_line(text: &str, error: &serde_saphyr::Error) -> String {
     let line = error.location().map(|at| at.line());
     let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
     let message = match error {
-        serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => {
-            match nearest(field, expected.iter().copied()) {
-                Some(known) => format!("unknown key {field:?}; did you mean {known:?}?"),
-                None => format!("unknown key {field:?}; the keys are those of `kubefan serve --help`, in camelCase"),
-            }
-        }
+        serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => unknown(field, expected),
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key:?} is given twice"),
         other => match line.and_then(|line| entry_at(text, usize::try_from(line).ok()?)) {
-            Some((key, value)) => format!("{key}: {}", problem_of(key, value, other)),
+            Some((path, value)) => format!("{path}: {}", problem_of(&path, value, other)),
             None => text_of(other),
         },
     };
     format!("{place}{message}")
 }
 
-/// The key whose value is at a line (from 1), and the value as far as it is on one line.
-fn entry_at(text: &str, line: usize) -> Option<(&'static str, &str)> {
+/// Describes a key that is not among the `expected` ones: where it is now, or which one is meant.
+fn unknown(field: &str, expected: &[&str]) -> String {
+    let is_top = expected.contains(&"apiVersion");
+    if let Some(now) = moved::key(field).filter(|_| is_top) {
+        return format!("{field} is now {now}");
+    }
+    if let Some(known) = nearest(field, expected.iter().copied()) {
+        return format!("unknown key {field:?}; did you mean {known:?}?");
+    }
+    let is_place = PLACES.iter().any(|place| expected == place.keys);
+    let elsewhere = PLACES.iter().chain([&*TOP]).find(|place| place.keys.contains(&field));
+    match elsewhere.filter(|_| is_top || is_place) {
+        Some(Place { name: "", .. }) => format!("{field} is no limit and no tuning; write it at the top of the file"),
+        Some(Place { name, .. }) => format!("{field} belongs under {name}"),
+        None => format!(
+            "unknown key {field:?}; the keys are those of `kubefan serve --help`, in camelCase, and those of limits and \
+             tuning in docs/configuration.md"
+        ),
+    }
+}
+
+/// The path of the key whose value is at a line (from 1), and the value as far as it is on one
+/// line.
+fn entry_at(text: &str, line: usize) -> Option<(String, &str)> {
     let lines: Vec<_> = text.lines().take(line).collect();
-    let entry = |line: &'_ str| {
+    let top_key = |line: &str| TOP.keys.iter().find(|known| Some(**known) == line.split_once(':').map(|(key, _)| key));
+    let (top_at, top) = lines.iter().enumerate().rev().find_map(|(at, line)| Some((at, *top_key(line)?)))?;
+    let place = PLACES.iter().find(|place| place.name == top);
+    let inner = lines.iter().enumerate().skip(top_at + 1).rev().find_map(|(at, line)| {
         let (key, _) = line.split_once(':')?;
-        KEYS.iter().find(|known| **known == key).copied()
+        Some((at, *place?.keys.iter().find(|known| **known == key.trim_start())?))
+    });
+    let (at, path) = match inner {
+        Some((at, key)) => (at, format!("{top}.{key}")),
+        None => (top_at, top.to_owned()),
     };
-    let (at, key) = lines.iter().enumerate().rev().find_map(|(at, line)| Some((at, entry(line)?)))?;
     let last = *lines.last()?;
     let value = if at + 1 == lines.len() { last.split_once(':')?.1 } else { last };
     let value = value.split(" #").next().unwrap_or_default().trim();
-    Some((key, value))
+    Some((path, value))
 }
 
 /// What is wrong with a value, in words of the file and not of its parser.
-fn problem_of(key: &str, value: &str, error: &serde_saphyr::Error) -> String {
+fn problem_of(path: &str, value: &str, error: &serde_saphyr::Error) -> String {
+    // All keys of a place are on one line, so the value is not that of one key.
+    if PLACES.iter().any(|place| place.name == path) {
+        return text_of(error);
+    }
+    let key = path.rsplit('.').next().unwrap_or(path);
     match error {
         serde_saphyr::Error::Unexpected { expected, .. } if expected.contains("sequence") => {
             format!("{value:?} is no list; write it like {key}: [{value}]")
@@ -183,11 +260,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_sets_the_same_options_as_the_flags() {
+    fn a_file_sets_the_options_of_flags_and_its_own() {
         let text = format!(
-            "{HEADER}listen: unix:/run/k.sock\nresources: [pods, deployments.apps]\nringBytesMax: 64Mi\nringAgeMax: 1m30s\n\
-             onDemandBytesMax: 1000\nwatchList: never\npageSize: 250\nonDemand: false\nlistenMode: 0660\n\
-             allowedHosts: [a.example]\n"
+            "{HEADER}listen: unix:/run/k.sock\nresources: [pods, deployments.apps]\nonDemand: false\nlistenMode: 0660\n\
+             allowedHosts: [a.example]\nlimits:\n  ringBytesMax: 64Mi\n  ringAgeMax: 1m30s\n  onDemandBytesMax: 1000\n\
+             tuning:\n  watchList: never\n  pageSize: 250\n"
         );
         let options = parse(&text).unwrap();
         assert_eq!(options.cache.resources.unwrap(), ["pods", "deployments.apps"]);
@@ -201,23 +278,48 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_its_line() {
         assert_eq!(
-            error("pageSize: 1\nresorces: [pods]\n"),
+            error("listenMode: 0600\nresorces: [pods]\n"),
             "line 4: unknown key \"resorces\"; did you mean \"resources\"?"
         );
         for key in ["ringMaxAge", "ring-age-max"] {
-            let expected = format!("line 3: unknown key {key:?}; did you mean \"ringAgeMax\"?");
-            assert_eq!(error(&format!("{key}: 1m\n")), expected);
+            let expected = format!("line 4: unknown key {key:?}; did you mean \"ringAgeMax\"?");
+            assert_eq!(error(&format!("limits:\n  {key}: 1m\n")), expected);
         }
         assert!(error("zzzzzzzzz: 1\n").starts_with("line 3: unknown key \"zzzzzzzzz\"; the keys are"));
+        assert!(error("limits: {zzzzzzzzz: 1}\n").starts_with("line 3: unknown key \"zzzzzzzzz\"; the keys are"));
+    }
+
+    #[test]
+    fn a_key_in_another_place_is_named_with_its_own() {
+        for (text, expected) in [
+            ("readsMax: 5\n", "line 3: readsMax is now limits.readsMax"),
+            ("pageSize: 5\n", "line 3: pageSize is now tuning.pageSize"),
+            ("limits:\n  pageSize: 5\n", "line 4: pageSize belongs under tuning"),
+            ("tuning:\n  ringAgeMax: 5m\n", "line 4: ringAgeMax belongs under limits"),
+            (
+                "limits:\n  memoryMax: 1Gi\n",
+                "line 4: memoryMax is no limit and no tuning; write it at the top of the file",
+            ),
+        ] {
+            assert_eq!(error(text), expected);
+        }
+    }
+
+    #[test]
+    fn a_place_may_have_no_keys() {
+        for text in ["limits:\ntuning:\n  # pageSize: 250\n", "limits: {}\n"] {
+            assert_eq!(parse(&format!("{HEADER}{text}")), Ok(ServeOptions::default()), "{text}");
+        }
+        assert!(error("limits: [1]\n").starts_with("line 3: limits: "));
     }
 
     #[test]
     fn a_bad_value_or_document_is_one_line_with_its_place() {
-        let bad = error("ringAgeMax: soon\n");
-        assert!(bad.starts_with("line 3: ") && bad.contains("\"soon\" is no duration; write it like 30s"), "{bad}");
-        let twice = error("pageSize: 1\npageSize: 2\n");
-        assert!(twice.contains("line 4") && twice.contains("pageSize"), "{twice}");
-        for text in ["[", "a: b: c", "- x", "pageSize: [1]"] {
+        let bad = error("limits:\n  ringAgeMax: soon\n");
+        assert!(bad.starts_with("line 4: ") && bad.contains("\"soon\" is no duration; write it like 30s"), "{bad}");
+        let twice = error("tuning:\n  pageSize: 1\n  pageSize: 2\n");
+        assert!(twice.contains("line 5") && twice.contains("pageSize"), "{twice}");
+        for text in ["[", "a: b: c", "- x", "tuning: {pageSize: [1]}"] {
             let message = error(text);
             assert!(message.starts_with("line ") && !message.contains('\n'), "{message}");
         }
@@ -228,16 +330,25 @@ mod tests {
         for (text, expected) in [
             ("resources: pods\n", "line 3: resources: \"pods\" is no list; write it like resources: [pods]"),
             (
-                "pageSize: 1\nnamespaces: a,b # both\n",
+                "onDemand: true\nnamespaces: a,b # both\n",
                 "line 4: namespaces: \"a,b\" is no list; write it like namespaces: [a,b]",
             ),
             (
-                "ringAgeMax: 15 minutes\n",
-                "line 3: ringAgeMax: \"15 minutes\" is no duration; write it like 30s, 1m30s or 500ms",
+                "limits:\n  ringAgeMax: 15 minutes\n",
+                "line 4: limits.ringAgeMax: \"15 minutes\" is no duration; write it like 30s, 1m30s or 500ms",
             ),
-            ("ringAgeMax: 900\n", "line 3: ringAgeMax: \"900\" is no duration; write it like 30s, 1m30s or 500ms"),
-            ("ringBytesMax: 1MB\n", "line 3: ringBytesMax: \"1MB\" is no size; write it like 64Mi, 1Gi or 65536"),
-            ("pageSize: many\n", "line 3: pageSize: \"many\" is no whole number; write it like pageSize: 500"),
+            (
+                "limits:\n  ringEventsMax: 1\n  ringAgeMax: 900\n",
+                "line 5: limits.ringAgeMax: \"900\" is no duration; write it like 30s, 1m30s or 500ms",
+            ),
+            (
+                "limits:\n  ringBytesMax: 1MB\n",
+                "line 4: limits.ringBytesMax: \"1MB\" is no size; write it like 64Mi, 1Gi or 65536",
+            ),
+            (
+                "tuning:\n  pageSize: many\n",
+                "line 4: tuning.pageSize: \"many\" is no whole number; write it like pageSize: 500",
+            ),
             ("onDemand: perhaps\n", "line 3: onDemand: \"perhaps\" is neither true nor false"),
         ] {
             assert_eq!(error(text), expected);

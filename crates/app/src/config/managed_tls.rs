@@ -67,9 +67,9 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
         ("--tls-managed-dns-names", options.dns_names.is_some()),
         ("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()),
         (COPIES_FLAG, options.copies.is_some()),
-        ("--tls-managed-lifetime", options.lifetime.is_some()),
-        ("--tls-managed-ca-lifetime", options.ca_lifetime.is_some()),
-        ("--tls-managed-ca-overlap", options.ca_overlap.is_some()),
+        ("tuning.tlsManagedLifetime", options.lifetime.is_some()),
+        ("tuning.tlsManagedCaLifetime", options.ca_lifetime.is_some()),
+        ("tuning.tlsManagedCaOverlap", options.ca_overlap.is_some()),
     ];
     let Some(secret) = options.secret.clone() else {
         return match given.iter().find(|(_, given)| *given) {
@@ -92,13 +92,13 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
         return Err(unusable(COPIES_FLAG, &secret, problem));
     }
     let lifetimes = Lifetimes {
-        certificate: lifetime("--tls-managed-lifetime", options.lifetime, DEFAULT_LIFETIMES.certificate)?,
-        ca: lifetime("--tls-managed-ca-lifetime", options.ca_lifetime, DEFAULT_LIFETIMES.ca)?,
-        overlap: lifetime("--tls-managed-ca-overlap", options.ca_overlap, DEFAULT_LIFETIMES.overlap)?,
+        certificate: lifetime("tuning.tlsManagedLifetime", options.lifetime, DEFAULT_LIFETIMES.certificate)?,
+        ca: lifetime("tuning.tlsManagedCaLifetime", options.ca_lifetime, DEFAULT_LIFETIMES.ca)?,
+        overlap: lifetime("tuning.tlsManagedCaOverlap", options.ca_overlap, DEFAULT_LIFETIMES.overlap)?,
     };
     if lifetimes.ca < lifetimes.ca_min() {
         return ConfigError::contradiction(format!(
-            "--tls-managed-ca-lifetime {} is too short: with --tls-managed-lifetime {} and --tls-managed-ca-overlap {} it must \
+            "tuning.tlsManagedCaLifetime {} is too short: with tuning.tlsManagedLifetime {} and tuning.tlsManagedCaOverlap {} it must \
              be at least {}",
             Duration(lifetimes.ca),
             Duration(lifetimes.certificate),
@@ -205,7 +205,7 @@ mod tests {
         assert!(itself.contains("which has the CA's key"), "{itself}");
         for time in [Duration::from_secs(3), Duration::from_secs(u64::MAX / 4)] {
             let refused = given(|options| options.ca_overlap = Some(time)).unwrap_err();
-            assert!(refused.starts_with("--tls-managed-ca-overlap "), "{refused}");
+            assert!(refused.starts_with("tuning.tlsManagedCaOverlap "), "{refused}");
             assert!(refused.contains("must be from 4s to 175200h"), "{refused}");
         }
         for text in ["", "a", "/a", "a/", "a/b/c", "A/b", "a/..", "a.b/c"] {

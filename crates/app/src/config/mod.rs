@@ -2,19 +2,24 @@
 //! environment over the file, the file over the default.
 //!
 //! It guards against a configuration that does not mean what its author thinks: contradictions,
-//! zeros and misspelt names are errors that name the flag and the way out, before anything starts.
+//! zeros and misspelt names are errors that name the option and the way out, before anything starts.
 //!
 //! `section` declares the options, one file per heading of `--help`. To add an option, declare it
-//! in its section.
+//! in its section: as a flag if most operators set it, otherwise as a key of the file alone, under
+//! `limits` if it limits what clients, caches or files take, or under `tuning`. `moved` has the flags of
+//! earlier versions.
 
 pub mod audit;
 pub mod cache;
 pub mod callers;
+#[cfg(test)]
+mod documented;
 pub mod environment;
 pub mod file;
 pub mod logging;
 pub mod managed_tls;
 pub mod modes;
+pub mod moved;
 mod names;
 mod next_kubefan;
 pub mod on_demand;
@@ -25,6 +30,7 @@ mod rules;
 mod section;
 pub mod serve;
 pub mod serving;
+pub mod settings;
 pub mod traces;
 pub mod units;
 pub mod upstream;

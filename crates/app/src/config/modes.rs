@@ -7,7 +7,7 @@ use serde::de::MapAccess;
 use super::{
     AuthorizationMode, CallerConfig, ConfigError,
     passthrough::PassthroughConfig,
-    section::{SecondVariable, Section},
+    section::{FileKey, SecondVariable, Section},
 };
 
 /// Who answers reads, as given.
@@ -27,14 +27,15 @@ pub struct ModeConfig {
 
 impl Section for ModeOptions {
     const KEYS: &'static [&'static str] = &["modes"];
+    const FILE_KEYS: &'static [FileKey] = &[];
     const SECOND_VARIABLES: &'static [SecondVariable] = &[];
 
     fn overlay(self, lower: Self) -> Self {
         Self { modes: self.modes.or(lower.modes) }
     }
 
-    fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
-        if key != "modes" {
+    fn read<'de, M: MapAccess<'de>>(&mut self, place: &str, key: &str, map: &mut M) -> Result<bool, M::Error> {
+        if !place.is_empty() || key != "modes" {
             return Ok(false);
         }
         self.modes = map.next_value()?;
@@ -42,6 +43,11 @@ impl Section for ModeOptions {
     }
 
     fn default_texts() -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    #[cfg(test)]
+    fn key_default_texts() -> Vec<(&'static str, String)> {
         Vec::new()
     }
 }

@@ -57,7 +57,7 @@ pub(super) const fn spell<const LEN: usize>(prefix: &str, name: &str, spelling: 
 
 /// `spelled!("--", Kebab, page_size)` is the constant text `"--page-size"`.
 macro_rules! spelled {
-    ($prefix:literal, $spelling:ident, $name:ident) => {
+    ($prefix:expr, $spelling:ident, $name:ident) => {
         const {
             use $crate::config::names::{Spelling, spell, spelled_len};
             const LEN: usize = spelled_len($prefix, stringify!($name), Spelling::$spelling);

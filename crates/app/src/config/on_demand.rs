@@ -33,21 +33,6 @@ section! {
     /// [default: true if --listen is a loopback address or a Unix socket]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     on_demand("BOOL"): bool => is_on: bool, or_false;
-    /// Resources cached on demand at a time. Watches of more go upstream over HTTP.
-    on_demand_resources_max("COUNT"): usize = 16 => resources_max: usize, at_least(1);
-    /// Objects in one resource cached on demand.
-    on_demand_objects_max("COUNT"): usize = 100_000 => objects_max: usize, at_least(1);
-    /// Bytes in all resources cached on demand.
-    on_demand_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => bytes_max: u64, size(1);
-    /// Evict a resource cached on demand that no client reads for this long.
-    on_demand_idle_timeout("DURATION"): Duration = Duration::from_secs(10 * 60)
-        => idle_timeout: time::Duration, wait;
-    /// Also cache objects of built-in types as protobuf when a client asks for it; with off these
-    /// requests go upstream.
-    protobuf("MODE"): ProtobufMode = ProtobufMode::On => protobuf_mode: ProtobufMode, any;
-    /// Bytes of all objects cached as protobuf because a client asked for it; requests for more go
-    /// upstream.
-    protobuf_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => protobuf_bytes_max: u64, size(1);
     /// Also cache the apiserver's own tables, which `kubectl get` prints, when a client asks for
     /// them: one more watch and one more copy of the objects per resource. Without it these
     /// requests go upstream.
@@ -55,8 +40,30 @@ section! {
     // copy of the objects.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     cache_tables("BOOL"): bool = false => caches_tables: bool, any;
-    /// Bytes of all cached tables; requests for more go upstream.
-    cache_tables_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => tables_bytes_max: u64, size(1);
+
+    [keys]
+    /// Resources cached on demand at a time. Watches of more go upstream over HTTP. Raise it, with
+    /// memory, if clients read more kinds of resources than fit.
+    limits.on_demand_resources_max("COUNT"): usize = 16 => resources_max: usize, at_least(1);
+    /// Objects in one resource cached on demand. Raise it, with memory, for a larger resource, or
+    /// name that with --resource.
+    limits.on_demand_objects_max("COUNT"): usize = 100_000 => objects_max: usize, at_least(1);
+    /// Bytes in all resources cached on demand. Set it by the memory that resources which clients
+    /// choose may take.
+    limits.on_demand_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => bytes_max: u64, size(1);
+    /// Bytes of all objects cached as protobuf because a client asked for it; requests for more go
+    /// upstream. Set it by the memory that copies in protobuf may take.
+    limits.protobuf_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => protobuf_bytes_max: u64, size(1);
+    /// Bytes of all cached tables; requests for more go upstream. Set it by the memory that tables
+    /// may take.
+    limits.cache_tables_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => tables_bytes_max: u64, size(1);
+    /// Evict a resource cached on demand that no client reads for this long. Lengthen it if
+    /// resources are cached again and again.
+    tuning.on_demand_idle_timeout("DURATION"): Duration = Duration::from_secs(10 * 60)
+        => idle_timeout: time::Duration, wait;
+    /// Also cache objects of built-in types as protobuf when a client asks for it; with off these
+    /// requests go upstream. Choose off to save the memory of copies in protobuf.
+    tuning.protobuf("on or off"): ProtobufMode = ProtobufMode::On => protobuf_mode: ProtobufMode, any;
 }
 
 /// Limits of the objects that are cached in another encoding than JSON.
@@ -87,18 +94,20 @@ impl OnDemandOptions {
     /// given.
     pub(super) fn check_limits(&self, on_demand: bool) -> Result<(), ConfigError> {
         if self.cache_tables != Some(true) && self.cache_tables_bytes_max.is_some() {
-            return ConfigError::contradiction("--cache-tables-bytes-max has no effect without --cache-tables; add it");
+            return ConfigError::contradiction(
+                "limits.cacheTablesBytesMax has no effect without --cache-tables; add it",
+            );
         }
         if self.protobuf == Some(ProtobufMode::Off) && self.protobuf_bytes_max.is_some() {
             return ConfigError::contradiction(
-                "--protobuf-bytes-max has no effect with --protobuf=off; give only one of them",
+                "limits.protobufBytesMax has no effect with tuning.protobuf=off; give only one of them",
             );
         }
         let limits = [
-            ("--on-demand-resources-max", self.on_demand_resources_max.is_some()),
-            ("--on-demand-objects-max", self.on_demand_objects_max.is_some()),
-            ("--on-demand-bytes-max", self.on_demand_bytes_max.is_some()),
-            ("--on-demand-idle-timeout", self.on_demand_idle_timeout.is_some()),
+            ("limits.onDemandResourcesMax", self.on_demand_resources_max.is_some()),
+            ("limits.onDemandObjectsMax", self.on_demand_objects_max.is_some()),
+            ("limits.onDemandBytesMax", self.on_demand_bytes_max.is_some()),
+            ("tuning.onDemandIdleTimeout", self.on_demand_idle_timeout.is_some()),
         ];
         match limits.iter().find(|(_, given)| *given) {
             Some((flag, _)) if !self.on_demand.unwrap_or(on_demand) => {

@@ -39,19 +39,23 @@ section! {
     /// every client that can reach it acts as kubefan), kubefan's own with Impersonate-User and its
     /// like of the caller (its account needs the right to impersonate), or not at all.
     passthrough("MODE"): PassthroughMode = PassthroughMode::Caller => credentials: Option<Credentials>, credentials;
-    /// Requests forwarded at a time, watches included; more are asked to retry (429).
-    passthrough_max("COUNT"): usize = 1000 => requests_max: usize, at_least(1);
-    /// Such requests of one identity at a time: a credential, or an address where there is none
+
+    [keys]
+    /// Requests forwarded at a time, watches included; more are asked to retry (429). Raise it if
+    /// requests are refused and the apiserver can take more of them.
+    limits.passthrough_max("COUNT"): usize = 1000 => requests_max: usize, at_least(1);
+    /// Such requests of one identity at a time: a credential, or an address where there is none.
+    /// Set it if one program sends too many requests that the caches do not answer.
     /// [default: no limit]
-    passthrough_max_per_identity("COUNT"): usize
+    limits.passthrough_max_per_identity("COUNT"): usize
         => requests_max_per_identity: Option<usize>, optional(at_least(1));
-    /// Forward exec, attach, port-forward and websockets too.
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    passthrough_upgrades("BOOL"): bool => upgrades: bool, or_false;
+    /// Forward exec, attach, port-forward and websockets too. Turn it on if kubectl exec and its
+    /// like must work through kubefan.
+    tuning.passthrough_upgrades("BOOL"): bool => upgrades: bool, or_false;
     /// Pass callers' tokens on to an apiserver over plain http, or without a check of its
     /// certificate. Others could then read them on the way. Without it kubefan does not start so.
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    passthrough_insecure_upstream("BOOL"): bool => allows_insecure_upstream: bool, or_false;
+    /// Only for an apiserver on the same machine, such as in tests.
+    tuning.passthrough_insecure_upstream("BOOL"): bool => allows_insecure_upstream: bool, or_false;
 }
 
 /// `None` if passthrough is off.
@@ -68,12 +72,12 @@ impl PassthroughOptions {
     /// Refuses limits of a passthrough that is off, and kubefan's own credentials for clients on
     /// other machines.
     pub(super) fn check(&self, listen: &ListenAddress) -> Result<(), ConfigError> {
-        let insecure = ("--passthrough-insecure-upstream", self.passthrough_insecure_upstream == Some(true));
+        let insecure = ("tuning.passthroughInsecureUpstream", self.passthrough_insecure_upstream == Some(true));
         let given = [
             insecure,
-            ("--passthrough-max", self.passthrough_max.is_some()),
-            ("--passthrough-max-per-identity", self.passthrough_max_per_identity.is_some()),
-            ("--passthrough-upgrades", self.passthrough_upgrades == Some(true)),
+            ("limits.passthroughMax", self.passthrough_max.is_some()),
+            ("limits.passthroughMaxPerIdentity", self.passthrough_max_per_identity.is_some()),
+            ("tuning.passthroughUpgrades", self.passthrough_upgrades == Some(true)),
         ];
         match (self.passthrough, given.iter().find(|(_, given)| *given)) {
             (Some(PassthroughMode::Own), _) if !listen.is_local() => ConfigError::contradiction(format!(

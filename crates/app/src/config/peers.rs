@@ -90,7 +90,7 @@ impl<'de> Deserialize<'de> for PeersNames {
     }
 }
 
-/// The default of `--rebalance-percent`.
+/// The default of `tuning.rebalancePercent`.
 const REBALANCE_PERCENT: u32 = 1;
 
 /// Certificate, key and CA of a replica among its peers, in PEM.
@@ -128,9 +128,6 @@ section! {
     /// replicas, or there is a name for each, separated by commas. The copy is checked against the
     /// apiserver; if the check fails, and without this option, every start lists.
     peers("NAME:PORT"): PeersNames => peers: Option<PeersNames>, optional(any);
-    /// Start by listing, even if --peers is given.
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    cold("BOOL"): bool;
     /// This replica's certificate chain among its peers (PEM), for server and client
     /// authentication, with the name of --peers. It is read for each connection. Not needed with
     /// --tls-managed-secret, whose CA replicas prove themselves with.
@@ -140,24 +137,31 @@ section! {
     /// The CA of the replicas' certificates (PEM). Every holder of one of its certificates with an
     /// allowed name can read everything cached.
     peer_ca_file("FILE"): PathBuf;
-    /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Repeat it,
-    /// or separate names by commas [default: the name of --peers, otherwise any]
-    #[arg(value_delimiter = ',')]
-    peer_allowed_names("NAME"): Vec<String>;
     /// Move watches to replicas that have fewer, if this one has more than 1.1 times its share:
     /// gRPC streams that resume from memory first, then watches over HTTP with bookmarks. The
     /// replicas of --peers tell each other how many they have.
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     rebalance("BOOL"): bool;
-    /// Move at most this part of a replica's watches in a second, from 1 to 10 percent.
-    rebalance_percent("PERCENT"): u32 = REBALANCE_PERCENT => rebalance_percent: u32, percent;
-    /// How long copying a cache at the start may take, its check included; after that, kubefan
-    /// lists.
-    // Within the patience of a rollout; the pods of a large cluster take some seconds.
-    peer_timeout("DURATION"): Duration = Duration::from_secs(30) => timeout: time::Duration, wait;
-    /// The largest copy of one resource, uncompressed
+
+    [keys]
+    /// The largest copy of one resource, uncompressed. Raise it if a large resource is listed at a
+    /// start because its copy is refused.
     /// [default: half of --memory-max; 4Gi if there is no memory limit]
-    peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
+    limits.peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
+    /// Start by listing, even if --peers is given. Turn it on if you distrust the state of the
+    /// other replicas.
+    tuning.cold("BOOL"): bool;
+    /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Repeat it,
+    /// or separate names by commas. Set it if the CA signs for others than replicas.
+    /// [default: the name of --peers, otherwise any]
+    tuning.peer_allowed_names("NAME"): Vec<String>;
+    /// Move at most this part of a replica's watches in a second, from 1 to 10 percent. Raise it if
+    /// evening out takes too long, lower it if moves disturb clients.
+    tuning.rebalance_percent("PERCENT"): u32 = REBALANCE_PERCENT => rebalance_percent: u32, percent;
+    /// How long copying a cache at the start may take, its check included; after that, kubefan
+    /// lists. Lengthen it if copies of a large cluster do not end in time.
+    // Within the patience of a rollout; the pods of a large cluster take some seconds.
+    tuning.peer_timeout("DURATION"): Duration = Duration::from_secs(30) => timeout: time::Duration, wait;
 }
 
 fn warm_start(options: &PeerOptions) -> Result<bool, ConfigError> {
@@ -175,7 +179,7 @@ fn rebalancing(options: &PeerOptions) -> Result<bool, ConfigError> {
     if options.rebalance != Some(true) {
         return match options.rebalance_percent {
             Some(given) if given != REBALANCE_PERCENT => {
-                ConfigError::contradiction("--rebalance-percent has no effect without --rebalance")
+                ConfigError::contradiction("tuning.rebalancePercent has no effect without --rebalance")
             }
             _ => Ok(false),
         };
@@ -195,7 +199,7 @@ fn allowed_names(options: &PeerOptions) -> Result<Vec<ServerName<'static>>, Conf
     let names = options.peer_allowed_names.clone().unwrap_or_else(of_peers);
     let parse = |name: String| {
         let parsed = ServerName::try_from(name.clone());
-        parsed.map_err(|_| unusable("--peer-allowed-names", name, "neither a DNS name nor an IP address"))
+        parsed.map_err(|_| unusable("tuning.peerAllowedNames", name, "neither a DNS name nor an IP address"))
     };
     names.into_iter().map(parse).collect()
 }
@@ -208,7 +212,7 @@ fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
     }
     let (needed_by, files) = (options.needed_by(), options.files());
     if options.peer_allowed_names.is_some() && options.peer_listen.is_none() {
-        return ConfigError::contradiction("--peer-allowed-names has no effect without --peer-listen");
+        return ConfigError::contradiction("tuning.peerAllowedNames has no effect without --peer-listen");
     }
     match (needed_by, files.map(|(_, file)| file.clone())) {
         (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
@@ -254,7 +258,7 @@ impl PeerOptions {
                 "{flag} needs --peer-cert-file: peers speak over mutual TLS only; or give --tls-managed-secret"
             )),
             Some(_) if !has_files && self.peer_allowed_names.is_some() => ConfigError::contradiction(
-                "--peer-allowed-names has no effect with --tls-managed-secret: its certificates for replicas have one name; \
+                "tuning.peerAllowedNames has no effect with --tls-managed-secret: its certificates for replicas have one name; \
                  leave it out, or give --peer-cert-file, --peer-key-file and --peer-ca-file",
             ),
             _ => Ok(()),

@@ -12,11 +12,11 @@ use super::{ConfigError, ServeConfig, ServeOptions, file};
 pub const LIVE: [&str; 7] = [
     "maxStaleness",
     "modes",
-    "readsMax",
-    "readsMaxPerIdentity",
+    "limits.readsMax",
+    "limits.readsMaxPerIdentity",
     "resources",
-    "subscribersMax",
-    "subscribersMaxPerIdentity",
+    "limits.subscribersMax",
+    "limits.subscribersMaxPerIdentity",
 ];
 
 /// The configuration file, with the flags and variables that win over it.
@@ -101,15 +101,16 @@ mod tests {
 
     #[test]
     fn every_live_setting_is_a_setting() {
-        let keys = ServeOptions::keys();
+        let mut keys = ServeOptions::keys();
+        keys.extend(ServeOptions::file_keys().iter().map(|key| key.path));
         assert!(LIVE.iter().all(|key| keys.contains(key)), "{LIVE:?}");
     }
 
     #[test]
     fn settings_that_differ_are_named_and_a_default_that_is_written_out_does_not_differ() {
         let changed = |rest: &str| configured(rest).unwrap().changed(&configured("").unwrap());
-        assert!(changed("pageSize: 500\nrequireUpstream: false\nmodes: []\n").is_empty());
-        assert_eq!(changed("pageSize: 501\n"), ["pageSize"]);
+        assert!(changed("tuning: {pageSize: 500, requireUpstream: false}\nmodes: []\n").is_empty());
+        assert_eq!(changed("tuning: {pageSize: 501}\n"), ["tuning.pageSize"]);
         assert_eq!(changed("modes: [{resources: [pods], mode: Deny}]\n"), ["modes"]);
         assert_eq!(
             changed("tlsCertFile: a\ntlsPrivateKeyFile: b\nauthorizationMode: AlwaysAllow\n"),

@@ -1,9 +1,11 @@
 //! `section!` declares each option once, in the section that it belongs to.
 //!
-//! One declaration gives the flag with its help, heading and value name, the environment variable,
-//! the key in the file, the default, the overlay (default < file < environment < flag) and the
-//! checked field of the configuration. Were these written separately, an option could be added to
-//! the flags and forgotten in the file.
+//! An option is a flag or a key of the configuration file alone. The declaration of a flag gives
+//! the flag with its help, heading and value name, the environment variable, the key in the file,
+//! the default, the overlay (default < file < environment < flag) and the checked field of the
+//! configuration. Were these written separately, an option could be added to the flags and
+//! forgotten in the file. The declaration of a key gives the same without flag and variable, and
+//! its documentation (docs/configuration.md).
 //!
 //! An option whose flag has a name of its own (`--resource`, key `resources`) takes both names in
 //! all three places. Otherwise the name that is right in one place is ignored in another.
@@ -14,8 +16,11 @@ use serde::de::MapAccess;
 
 /// The options under one heading of `--help`. All are optional.
 pub(super) trait Section: Sized {
-    /// The keys in the configuration file.
+    /// The keys in the configuration file that have flags.
     const KEYS: &'static [&'static str];
+
+    /// The keys without flags.
+    const FILE_KEYS: &'static [FileKey];
 
     /// The environment variables with a second name.
     const SECOND_VARIABLES: &'static [SecondVariable];
@@ -23,11 +28,33 @@ pub(super) trait Section: Sized {
     /// Completes the options that are not set from `lower`. A list replaces a list.
     fn overlay(self, lower: Self) -> Self;
 
-    /// Reads the value of `key`. Returns false if the key does not belong to this section.
-    fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error>;
+    /// Reads the value of a key under `place`, which is empty for a key that has a flag. Returns
+    /// false if the key does not belong to this section.
+    fn read<'de, M: MapAccess<'de>>(&mut self, place: &str, key: &str, map: &mut M) -> Result<bool, M::Error>;
 
-    /// The defaults as `--help` shows them, by field name.
+    /// The defaults of flags as `--help` shows them, by field name.
     fn default_texts() -> Vec<(&'static str, String)>;
+
+    /// The defaults of keys without flags, by path.
+    #[cfg(test)]
+    fn key_default_texts() -> Vec<(&'static str, String)>;
+}
+
+/// A key of the configuration file that has no flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileKey {
+    /// The map that it is in: `limits` or `tuning`.
+    pub place: &'static str,
+    /// Its name in that map.
+    pub name: &'static str,
+    /// Both, such as `limits.readsMax`.
+    pub path: &'static str,
+    /// The kind of its value, such as `COUNT`.
+    pub value: &'static str,
+    /// The type of its value in Rust.
+    pub given: &'static str,
+    /// Its documentation.
+    pub help: &'static str,
 }
 
 /// An environment variable with a second name.
@@ -73,10 +100,14 @@ impl SecondVariable {
 ///     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(1));
 ///     /// An option that only the functions above read.
 ///     tls_cert_file("FILE"): PathBuf;
-///     /// The same; they also set the default, which is shown in the help.
-///     tls_managed_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.certificate);
 ///     /// The flag is --resource, the key in the file is `resources`. Both places take both.
 ///     namespaces as namespace("NAME"): Vec<String> => namespaces: Vec<String>, names(...);
+///
+///     [keys]
+///     /// The documentation of `limits.readsMax`, which has no flag.
+///     limits.reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+///     /// The functions above read it and set the default, which is shown.
+///     tuning.tls_managed_lifetime("DURATION"): Duration, default: Duration(LIFETIMES.certificate);
 /// }
 /// ```
 macro_rules! section {
@@ -95,6 +126,16 @@ macro_rules! section {
             $(=> $bare_field:ident: $bare_type:ty, $bare_rule:expr)?
             $(, default: $shown:expr)?;
         )*
+        $(
+            [keys]
+            $(
+                $(#[doc = $key_doc:literal])*
+                $place:ident.$key:ident ($key_value:literal): $key_given:ty
+                $(= $key_default:expr => $key_field:ident: $key_type:ty, $key_rule:expr)?
+                $(=> $bare_key_field:ident: $bare_key_type:ty, $bare_key_rule:expr)?
+                $(, default: $key_shown:expr)?;
+            )*
+        )?
     ) => {
         $(#[$options_attr])*
         #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
@@ -110,6 +151,11 @@ macro_rules! section {
                 $(#[$attr])*
                 pub $name: Option<$given>,
             )*
+            $($(
+                $(#[doc = $key_doc])*
+                #[arg(skip)]
+                pub $key: Option<$key_given>,
+            )*)?
         }
 
         $(#[$config_attr])*
@@ -124,17 +170,28 @@ macro_rules! section {
                 #[doc = concat!("From [`", stringify!($options), "::", stringify!($name), "`].")]
                 pub $bare_field: $bare_type,
             )?)*
+            $($($(
+                #[doc = concat!("From [`", stringify!($options), "::", stringify!($key), "`].")]
+                pub $key_field: $key_type,
+            )?)*)?
+            $($($(
+                #[doc = concat!("From [`", stringify!($options), "::", stringify!($key), "`].")]
+                pub $bare_key_field: $bare_key_type,
+            )?)*)?
         }
 
         impl $options {
             /// Completes the options by the defaults and checks each value.
-            #[allow(unused_variables, reason = "an option without a field of its own needs no flag here")]
+            #[allow(unused_variables, reason = "an option without a field of its own needs no name here")]
             pub(super) fn resolve(self) -> Result<$config, $crate::config::ConfigError> {
                 $(let $name = $crate::config::section::flag_name!("--", Kebab, $name $(, $flag)?);)*
+                $($(let $key = $crate::config::section::key_path!($place, $key);)*)?
                 Ok($config {
                     $($derived: $derive(&self)?,)*
                     $($($field: ($rule)($name, self.$name.unwrap_or_else(|| $default))?,)?)*
                     $($($bare_field: ($bare_rule)($name, self.$name)?,)?)*
+                    $($($($key_field: ($key_rule)($key, self.$key.unwrap_or_else(|| $key_default))?,)?)*)?
+                    $($($($bare_key_field: ($bare_key_rule)($key, self.$key)?,)?)*)?
                 })
             }
         }
@@ -152,6 +209,14 @@ macro_rules! section {
                         changed.push($crate::config::names::spelled!("", Camel, $name));
                     }
                 )*
+                $($(
+                    let same = $crate::config::section::is_same!(
+                        options, config, $key $(, $key_field)? $(, $bare_key_field)?
+                    );
+                    if !same {
+                        changed.push($crate::config::section::key_path!($place, $key));
+                    }
+                )*)?
                 changed
             }
         }
@@ -161,6 +226,15 @@ macro_rules! section {
                 $crate::config::names::spelled!("", Camel, $name),
                 $($crate::config::names::spelled!("", Camel, $flag),)?
             )*];
+
+            const FILE_KEYS: &'static [$crate::config::section::FileKey] = &[$($($crate::config::section::FileKey {
+                place: stringify!($place),
+                name: $crate::config::names::spelled!("", Camel, $key),
+                path: $crate::config::section::key_path!($place, $key),
+                value: $key_value,
+                given: stringify!($key_given),
+                help: concat!($($key_doc),*),
+            },)*)?];
 
             const SECOND_VARIABLES: &'static [$crate::config::section::SecondVariable] =
                 &[$($($crate::config::section::SecondVariable {
@@ -172,12 +246,20 @@ macro_rules! section {
                 },)?)*];
 
             fn overlay(self, lower: Self) -> Self {
-                Self { $($name: self.$name.or(lower.$name)),* }
+                Self {
+                    $($name: self.$name.or(lower.$name),)*
+                    $($($key: self.$key.or(lower.$key),)*)?
+                }
             }
 
-            fn read<'de, M: serde::de::MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
-                $(if key == $crate::config::names::spelled!("", Camel, $name)
-                    $(|| key == $crate::config::names::spelled!("", Camel, $flag))?
+            fn read<'de, M: serde::de::MapAccess<'de>>(
+                &mut self,
+                place: &str,
+                key: &str,
+                map: &mut M,
+            ) -> Result<bool, M::Error> {
+                $(if place.is_empty() && (key == $crate::config::names::spelled!("", Camel, $name)
+                    $(|| key == $crate::config::names::spelled!("", Camel, $flag))?)
                 {
                     if self.$name.is_some() {
                         let name = $crate::config::names::spelled!("", Camel, $name);
@@ -186,6 +268,10 @@ macro_rules! section {
                     self.$name = map.next_value()?;
                     return Ok(true);
                 })*
+                $($(if place == stringify!($place) && key == $crate::config::names::spelled!("", Camel, $key) {
+                    self.$key = map.next_value()?;
+                    return Ok(true);
+                })*)?
                 Ok(false)
             }
 
@@ -199,6 +285,20 @@ macro_rules! section {
                         let default: $given = $shown;
                         (stringify!($name), default.to_string())
                     },)?)*
+                ]
+            }
+
+            #[cfg(test)]
+            fn key_default_texts() -> Vec<(&'static str, String)> {
+                vec![
+                    $($($({
+                        let default: $key_given = $key_default;
+                        ($crate::config::section::key_path!($place, $key), default.to_string())
+                    },)?)*)?
+                    $($($({
+                        let default: $key_given = $key_shown;
+                        ($crate::config::section::key_path!($place, $key), default.to_string())
+                    },)?)*)?
                 ]
             }
         }
@@ -235,3 +335,11 @@ macro_rules! second_name {
     };
 }
 pub(super) use second_name;
+
+/// The path of a key that has no flag: `key_path!(limits, reads_max)` is `"limits.readsMax"`.
+macro_rules! key_path {
+    ($place:ident, $key:ident) => {
+        $crate::config::names::spelled!(concat!(stringify!($place), "."), Camel, $key)
+    };
+}
+pub(super) use key_path;

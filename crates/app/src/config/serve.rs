@@ -19,7 +19,7 @@ use super::{
     passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
     rules::unusable,
-    section::{SecondVariable, Section},
+    section::{FileKey, SecondVariable, Section},
     serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
     traces::{self, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
@@ -46,14 +46,25 @@ macro_rules! sections {
                 Self { $($section: self.$section.overlay(lower.$section)),* }
             }
 
-            /// The keys in the configuration file.
+            /// The keys at the top of the configuration file, which have flags.
             pub(super) fn keys() -> Vec<&'static str> {
                 [$($options::KEYS),*].concat()
             }
 
-            /// Reads the value of `key`. Returns false if there is no such key.
-            pub(super) fn read<'de, M: MapAccess<'de>>(&mut self, key: &str, map: &mut M) -> Result<bool, M::Error> {
-                Ok($(self.$section.read(key, map)?)||*)
+            /// The keys without flags.
+            pub(super) fn file_keys() -> Vec<FileKey> {
+                [$($options::FILE_KEYS),*].concat()
+            }
+
+            /// Reads the value of a key under `place`, which is empty for a key that has a flag.
+            /// Returns false if there is no such key.
+            pub(super) fn read<'de, M: MapAccess<'de>>(
+                &mut self,
+                place: &str,
+                key: &str,
+                map: &mut M,
+            ) -> Result<bool, M::Error> {
+                Ok($(self.$section.read(place, key, map)?)||*)
             }
 
             /// The keys of the settings that differ. Those that become a field of the configuration
@@ -79,6 +90,12 @@ macro_rules! sections {
         /// The defaults as `--help` shows them, by the name of the option's field.
         pub fn default_texts() -> Vec<(&'static str, String)> {
             [$($options::default_texts()),*].concat()
+        }
+
+        /// The defaults of the keys without flags, by path.
+        #[cfg(test)]
+        pub(super) fn key_default_texts() -> Vec<(&'static str, String)> {
+            [$($options::key_default_texts()),*].concat()
         }
     };
 }
@@ -130,7 +147,7 @@ impl ServeOptions {
             && self.passthrough.passthrough == Some(PassthroughMode::Off)
         {
             return ConfigError::contradiction(
-                "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them",
+                "tuning.consistentReads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them",
             );
         }
         self.on_demand.on_demand.get_or_insert(is_local);
@@ -147,7 +164,7 @@ impl ServeOptions {
             && config.on_demand.protobuf().is_none()
         {
             return ConfigError::contradiction(format!(
-                "--resource {}=protobuf has no effect with --protobuf=off; give only one of them",
+                "--resource {}=protobuf has no effect with tuning.protobuf=off; give only one of them",
                 resource.name
             ));
         }
@@ -182,7 +199,7 @@ fn check_staleness(
             let (least, most) = (Duration(least), Duration(most));
             let problem = format!(
                 "must be from {least} to {most}: a quiet resource is proved by bookmarks, about once a minute, the first of \
-                 them after --upstream-idle-timeout; with less it would look stale"
+                 them after tuning.upstreamIdleTimeout; with less it would look stale"
             );
             Err(unusable("--max-staleness", given, problem))
         }

@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    managed_tls::{self, DEFAULT_LIFETIMES, TlsSource},
+    managed_tls::{self, TlsSource},
     rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
     section::section,
 };
@@ -92,77 +92,8 @@ section! {
     /// kubefan needs the rights to get and update them. Repeat it, or separate names by commas.
     #[arg(value_delimiter = ',')]
     tls_managed_copies("NAMESPACE/NAME"): Vec<ObjectName>;
-    /// How long a managed certificate is valid. It is renewed after two thirds of this time.
-    tls_managed_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.certificate);
-    /// How long a managed CA is valid. The next one is made before its end, in time for
-    /// --tls-managed-lifetime and twice --tls-managed-ca-overlap. At least twice as long as these
-    /// together.
-    tls_managed_ca_lifetime("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.ca);
-    /// How long a new managed CA is published before it signs a certificate. Clients must read
-    /// the CA again within this time.
-    tls_managed_ca_overlap("DURATION"): Duration, default: Duration(DEFAULT_LIFETIMES.overlap);
     /// The oldest version of TLS that clients may use.
     tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
-    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
-    /// on. Repeat it, or separate names by commas [default: all that kubefan has]
-    #[arg(value_delimiter = ',')]
-    tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
-    /// Connections at a time; more are closed at once, and the last ones are for addresses with
-    /// fewer
-    /// [default: 50000, or as many as the limit of open files leaves, and one per 64Ki of
-    /// --memory-max]
-    connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
-    /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
-    /// more are asked to retry later (over HTTP 429).
-    subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
-    /// Such watches and streams of one identity at a time: a pod by its token, another user, or an
-    /// address where the user is not known [default: no limit]
-    subscribers_max_per_identity("COUNT"): usize
-        => subscribers_max_per_identity: Option<usize>, optional(at_least(1));
-    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
-    /// has 10s to send its request.
-    calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
-    /// Memory of requests that wait for the verdict about their caller
-    /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429).
-    pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
-        => pending_bytes_max: usize, size_in_memory(1 << 20);
-    /// Reads served from caches at a time: lists and single objects over HTTP, and unary calls of
-    /// the watch service over gRPC; more are asked to retry later (over HTTP 429).
-    reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
-    /// Such reads of one identity at a time [default: no limit]
-    reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
-    /// Terms of a label selector and a field selector together; a request with more is refused, or
-    /// over HTTP forwarded to the apiserver.
-    // A term is tested for every object and many events.
-    selector_terms_max("COUNT"): usize = 100 => selector_terms_max: usize, at_least(1);
-    /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
-    /// more is refused, or over HTTP forwarded to the apiserver.
-    selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
-    /// Memory of the selectors of all streams and reads, and of the field masks of streams; one
-    /// that finds no room is asked to retry later (over HTTP 429). At most an eighth of the memory
-    /// budget.
-    selector_memory_max("SIZE"): ByteSize = ByteSize(SELECTOR_BYTES_MAX as u64)
-        => selector_bytes_max: usize, size_in_memory(1 << 20);
-    /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS).
-    max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
-    /// The longest request.
-    // A request is a target and a version: anything long is a mistake or an attack.
-    max_message_size("SIZE"): ByteSize = ByteSize(64 << 10) => message_bytes_max: usize, size_in_memory(1 << 10);
-    /// Send an HTTP/2 PING on a connection that was silent for this long.
-    keepalive_interval("DURATION"): Duration = Duration::from_secs(30) => keepalive_interval: time::Duration, wait;
-    /// Close a connection that does not answer a PING within this time.
-    keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
-    /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
-    /// time, because it occupies memory or a permit. A megabyte is always enough, and needed on
-    /// average after twice this time. A watch over HTTP/1.1 ends if nothing is read while events
-    /// wait. Logs and sessions wait.
-    snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
-        => snapshot_stall_timeout: time::Duration, wait;
-    /// Snapshots, lists and catch-ups sent at a time; the others wait.
-    snapshots_max("COUNT"): usize = 256 => snapshots_max: usize, at_least(1);
-    /// How long a snapshot waits to start before its client is asked to retry.
-    snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
-        => snapshot_queue_timeout: time::Duration, wait;
     /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
     /// snapshots [default: 80% of the limit of its cgroup, if there is one]
     memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
@@ -170,33 +101,124 @@ section! {
     /// quarters of it, or faster if they are few.
     // Well below the 30 s that a pod is given.
     drain_timeout("DURATION"): Duration = Duration::from_secs(10) => drain_timeout: time::Duration, any_duration;
-    /// End connections of about this age, so that clients choose a replica again: up to a tenth
-    /// less or more, gRPC streams with a status that asks clients to resume at once, requests and
-    /// watches over HTTP by themselves. 0s: never.
-    connection_age_max("DURATION"): Duration = Duration::from_secs(0)
-        => connection_age_max: Option<time::Duration>, wait_or_never;
-    /// Under load, collect events for up to this long and send them together; an idle server sends
-    /// at once. 0s: never wait.
-    coalesce_max("DURATION"): Duration = Duration(COALESCE_MAX) => coalesce_max: time::Duration, any_duration;
     /// Refuse lists, gets and new watches (UNAVAILABLE) if the apiserver has not proved the state
-    /// for this long; open streams continue. At least 90s more than --upstream-idle-timeout
+    /// for this long; open streams continue. At least 90s more than tuning.upstreamIdleTimeout
     /// [default: never]
     max_staleness("DURATION"): Duration => staleness_max: Option<time::Duration>, optional(any_duration);
+
+    [keys]
+    /// Connections at a time; more are closed at once, and the last ones are for addresses with
+    /// fewer. Lower it to protect a small pod; raise it together with the limit of open files if
+    /// connections are refused.
+    /// [default: 50000, or as many as the limit of open files leaves, and one per 64Ki of
+    /// --memory-max]
+    limits.connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
+    /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
+    /// more are asked to retry later (over HTTP 429). Raise it, with memory, if subscribers are
+    /// refused; lower it to keep a small replica from being crowded.
+    limits.subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
+    /// Such watches and streams of one identity at a time: a pod by its token, another user, or an
+    /// address where the user is not known. Set it if one program opens more watches than it needs.
+    /// [default: no limit]
+    limits.subscribers_max_per_identity("COUNT"): usize
+        => subscribers_max_per_identity: Option<usize>, optional(at_least(1));
+    /// gRPC calls at a time whose request has not arrived yet; more are asked to retry later. Each
+    /// has 10s to send its request. Raise it only if many thousand clients connect at the same
+    /// moment and are refused.
+    limits.calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
+    /// Memory of requests that wait for the verdict about their caller
+    /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429). Raise it if
+    /// requests are refused while the apiserver answers reviews slowly.
+    limits.pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
+        => pending_bytes_max: usize, size_in_memory(1 << 20);
+    /// Reads served from caches at a time: lists and single objects over HTTP, and unary calls of
+    /// the watch service over gRPC; more are asked to retry later (over HTTP 429). Lower it if
+    /// bursts of lists take too much CPU or memory; raise it if they are refused although both are
+    /// idle.
+    limits.reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
+    /// Such reads of one identity at a time. Set it if one program lists again and again.
+    /// [default: no limit]
+    limits.reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
+    /// Terms of a label selector and a field selector together; a request with more is refused, or
+    /// over HTTP forwarded to the apiserver. Raise it if a program of yours needs longer selectors
+    /// than the default allows.
+    // A term is tested for every object and many events.
+    limits.selector_terms_max("COUNT"): usize = 100 => selector_terms_max: usize, at_least(1);
+    /// Values of a label selector in all its sets together, as in `app in (a,b)`; a request with
+    /// more is refused, or over HTTP forwarded to the apiserver. Raise it if a program of yours
+    /// selects by longer sets than the default allows.
+    limits.selector_values_max("COUNT"): usize = 2000 => selector_values_max: usize, at_least(1);
+    /// Memory of the selectors of all streams and reads, and of the field masks of streams; one
+    /// that finds no room is asked to retry later (over HTTP 429). At most an eighth of the memory
+    /// budget. Raise it, with memory, if many thousand streams have long selectors of their own.
+    limits.selector_memory_max("SIZE"): ByteSize = ByteSize(SELECTOR_BYTES_MAX as u64)
+        => selector_bytes_max: usize, size_in_memory(1 << 20);
+    /// Streams per connection (HTTP/2 SETTINGS_MAX_CONCURRENT_STREAMS). Raise it for a client that
+    /// multiplexes more streams over one connection, lower it to spread clients over connections.
+    limits.max_concurrent_streams("COUNT"): u32 = 1000 => max_concurrent_streams: u32, at_least(1);
+    /// The longest request. Raise it if a legitimate selector or projection does not fit.
+    // A request is a target and a version: anything long is a mistake or an attack.
+    limits.max_message_size("SIZE"): ByteSize = ByteSize(64 << 10) => message_bytes_max: usize, size_in_memory(1 << 10);
+    /// Snapshots, lists and catch-ups sent at a time; the others wait. Lower it if initial states
+    /// take too much memory at once, raise it if they wait although CPU and network are idle.
+    limits.snapshots_max("COUNT"): usize = 256 => snapshots_max: usize, at_least(1);
+    /// End connections of about this age, so that clients choose a replica again: up to a tenth
+    /// less or more, gRPC streams with a status that asks clients to resume at once, requests and
+    /// watches over HTTP by themselves. 0s: never. Set it, to about an hour, if clients stay on few
+    /// replicas after a scale-up and no peers even them out.
+    limits.connection_age_max("DURATION"): Duration = Duration::from_secs(0)
+        => connection_age_max: Option<time::Duration>, wait_or_never;
+    /// How long a managed certificate is valid. It is renewed after two thirds of this time.
+    /// Shorten it if your rules demand shorter lives.
+    tuning.tls_managed_lifetime("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.certificate);
+    /// How long a managed CA is valid. The next one is made before its end, in time for
+    /// tuning.tlsManagedLifetime and twice tuning.tlsManagedCaOverlap. At least twice as long as
+    /// these together. Shorten it if your rules demand shorter lives.
+    tuning.tls_managed_ca_lifetime("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.ca);
+    /// How long a new managed CA is published before it signs a certificate. Clients must read the
+    /// CA again within this time. Lengthen it if some clients read the CA less often.
+    tuning.tls_managed_ca_overlap("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.overlap);
+    /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
+    /// on. Repeat it, or separate names by commas. Set it if your rules forbid some of them.
+    /// [default: all that kubefan has]
+    tuning.tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
+    /// Send an HTTP/2 PING on a connection that was silent for this long. Shorten it if a balancer
+    /// between closes silent connections earlier.
+    tuning.keepalive_interval("DURATION"): Duration = Duration::from_secs(30) => keepalive_interval: time::Duration, wait;
+    /// Close a connection that does not answer a PING within this time. Lengthen it on networks
+    /// that stall for longer.
+    tuning.keepalive_timeout("DURATION"): Duration = Duration::from_secs(15) => keepalive_timeout: time::Duration, wait;
+    /// End a snapshot, a list or a forwarded response if the client reads almost nothing in this
+    /// time, because it occupies memory or a permit. A megabyte is always enough, and needed on
+    /// average after twice this time. A watch over HTTP/1.1 ends if nothing is read while events
+    /// wait. Logs and sessions wait. Lengthen it for clients on very slow links.
+    tuning.snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
+        => snapshot_stall_timeout: time::Duration, wait;
+    /// How long a snapshot waits to start before its client is asked to retry. Lengthen it if
+    /// clients would rather wait than retry.
+    tuning.snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
+        => snapshot_queue_timeout: time::Duration, wait;
+    /// Under load, collect events for up to this long and send them together; an idle server sends
+    /// at once. 0s: never wait. Lower it if latency under load counts more than CPU.
+    tuning.coalesce_max("DURATION"): Duration = Duration(COALESCE_MAX) => coalesce_max: time::Duration, any_duration;
     /// Over HTTP, answer consistent lists and watches (resourceVersion unset) from the cache after
-    /// the apiserver has proved that it is fresh, or forward them all to the apiserver.
-    consistent_reads("BY"): ConsistentReads = ConsistentReads::Probe => consistent_reads: ConsistentReads, any;
+    /// the apiserver has proved that it is fresh, or forward them all to the apiserver. Choose
+    /// upstream to rule out the proof of freshness as a cause.
+    tuning.consistent_reads("probe or upstream"): ConsistentReads = ConsistentReads::Probe => consistent_reads: ConsistentReads, any;
     /// A consistent list of at least this much JSON waits for a proof, which takes a second or two;
-    /// a smaller one goes to the apiserver unless the cache is proved at once. 0: all wait.
+    /// a smaller one goes to the apiserver unless the cache is proved at once. 0: all wait. Lower
+    /// it to spare the apiserver more lists, raise it if clients need large lists without a wait.
     // 16Mi are about 3,500 pods. Listing them costs the apiserver a quarter of a second of CPU
     // time, fifty times as much as a proof.
-    consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
+    tuning.consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
         => consistent_list_bytes_min: usize, size_in_memory(0);
     /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
     /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
     /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat
-    /// it, or separate gates by commas [default: all are false]
-    #[arg(value_delimiter = ',')]
-    feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
+    /// it, or separate gates by commas. Set it if clients use one of these before the apiserver has
+    /// it.
+    /// [default: all are false]
+    tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
 }
 
 fn loopback(port: u16) -> ListenAddress {
@@ -257,7 +279,7 @@ impl ServingOptions {
     pub(super) fn check_tls(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
         let given = [
             ("--tls-min-version", self.tls_min_version.is_some()),
-            ("--tls-cipher-suites", self.tls_cipher_suites.is_some()),
+            ("tuning.tlsCipherSuites", self.tls_cipher_suites.is_some()),
         ];
         if let Some((flag, _)) = given.iter().find(|(_, given)| *given && serving.tls.is_none()) {
             return ConfigError::contradiction(format!(
@@ -266,7 +288,7 @@ impl ServingOptions {
         }
         if self.tls_cipher_suites.is_some() && serving.tls_min_version == TlsVersion::Tls13 {
             return ConfigError::contradiction(
-                "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
+                "tuning.tlsCipherSuites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
                  be chosen; leave it out",
             );
         }

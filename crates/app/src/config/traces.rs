@@ -42,13 +42,18 @@ section! {
     /// http://collector:4317. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER
     /// count as for other programs [default: $OTEL_EXPORTER_OTLP_ENDPOINT, or no traces]
     otlp_endpoint("URL"): String;
-    /// How traces are sent; $OTEL_EXPORTER_OTLP_PROTOCOL counts too.
-    otlp_protocol("PROTOCOL"): Protocol = Protocol::Grpc => protocol: Protocol, any;
-    /// Send the headers in this file with them, one a line as in `authorization: Bearer TOKEN`.
-    otlp_headers_file("FILE"): PathBuf;
+
+    [keys]
+    /// How traces are sent; $OTEL_EXPORTER_OTLP_PROTOCOL counts too. Set it to what the collector
+    /// takes.
+    tuning.otlp_protocol("grpc or http/protobuf"): Protocol = Protocol::Grpc => protocol: Protocol, any;
+    /// Send the headers in this file with them, one a line as in `authorization: Bearer TOKEN`. Set
+    /// it if the collector wants a token.
+    tuning.otlp_headers_file("FILE"): PathBuf;
     /// The part of traces that begin at kubefan, from 0 to 1; a caller's decision about its own
-    /// trace comes first [default: $OTEL_TRACES_SAMPLER, or all]
-    otlp_sampling_ratio("RATIO"): f64 => sampling_ratio: Option<f64>, optional(ratio);
+    /// trace comes first. Lower it if traces cost too much.
+    /// [default: $OTEL_TRACES_SAMPLER, or all]
+    tuning.otlp_sampling_ratio("RATIO"): f64 => sampling_ratio: Option<f64>, optional(ratio);
 }
 
 fn ratio(flag: &'static str, given: f64) -> Result<f64, ConfigError> {
@@ -73,8 +78,8 @@ impl TraceOptions {
     /// for all programs, so it is not refused.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let given = [
-            ("--otlp-headers-file", self.otlp_headers_file.is_some()),
-            ("--otlp-sampling-ratio", self.otlp_sampling_ratio.is_some()),
+            ("tuning.otlpHeadersFile", self.otlp_headers_file.is_some()),
+            ("tuning.otlpSamplingRatio", self.otlp_sampling_ratio.is_some()),
         ];
         match given.iter().find(|(_, given)| *given && self.otlp_endpoint.is_none()) {
             Some((flag, _)) => ConfigError::contradiction(format!(

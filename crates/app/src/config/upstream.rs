@@ -58,30 +58,37 @@ section! {
     upstream_server_name("NAME"): String;
     /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
     upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
-    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
-    /// LIST.
-    watch_list("MODE"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
-    /// Objects per page of a LIST; fewer if they are large.
-    page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
+
+    [keys]
     /// Lists of the apiserver at the same time, by all caches together. The others wait, those of
-    /// caches without a state first.
-    upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
+    /// caches without a state first. Lower it if a start loads the apiserver, raise it if a start
+    /// with many resources takes too long.
+    limits.upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
+    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
+    /// LIST. Choose never if the WatchList of the apiserver misbehaves.
+    tuning.watch_list("auto or never"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
+    /// Objects per page of a LIST; fewer if they are large. Lower it if single answers are too
+    /// large for a proxy between.
+    tuning.page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
     /// Restart a watch that receives nothing for this long, not even the bookmark that the
-    /// apiserver sends about once a minute.
-    upstream_idle_timeout("DURATION"): Duration = Duration::from_secs(90) => idle_timeout: time::Duration, wait;
-    /// The longest that a request other than a watch may take.
-    request_timeout("DURATION"): Duration = Duration::from_secs(60) => request_timeout: time::Duration, wait;
+    /// apiserver sends about once a minute. Shorten it to notice dead connections sooner, at least
+    /// above a minute.
+    tuning.upstream_idle_timeout("DURATION"): Duration = Duration::from_secs(90) => idle_timeout: time::Duration, wait;
+    /// The longest that a request other than a watch may take. Lengthen it if lists of a slow
+    /// apiserver fail.
+    tuning.request_timeout("DURATION"): Duration = Duration::from_secs(60) => request_timeout: time::Duration, wait;
     /// How often to check for a changed schema or server version, after which the resource is
-    /// listed again.
-    schema_check_interval("DURATION"): Duration = Duration::from_secs(30)
+    /// listed again. Lengthen it if the checks show in the load of the apiserver.
+    tuning.schema_check_interval("DURATION"): Duration = Duration::from_secs(30)
         => schema_check_interval: time::Duration, wait;
     /// How often to compare each cache with the apiserver's metadata at the same version, and list
-    /// again if it differs. 0s: never.
-    self_check_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
+    /// again if it differs. 0s: never. Lengthen it, or turn it off where another tier checks, if it
+    /// loads the apiserver.
+    tuning.self_check_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
         => self_check_interval: Option<time::Duration>, wait_or_never;
-    /// Exit if the apiserver cannot be reached at the start, instead of retrying.
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    require_upstream("BOOL"): bool => required: bool, or_false;
+    /// Exit if the apiserver cannot be reached at the start, instead of retrying. Turn it on where
+    /// a supervisor must see a failed start.
+    tuning.require_upstream("BOOL"): bool => required: bool, or_false;
 }
 
 fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> {

@@ -31,20 +31,25 @@ const MODES: [(&str, &[&str]); 3] = [
     ("callers not known", &["--authorization-mode=AlwaysAllow"]),
     (
         "verdicts cached",
-        &["--authorization-mode=Webhook", "--anonymous-auth", "--authentication-token-webhook-cache-ttl=1h", UNLIMITED],
+        &[
+            "--authorization-mode=Webhook",
+            "--anonymous-auth",
+            "tuning.authenticationTokenWebhookCacheTtl=1h",
+            UNLIMITED,
+        ],
     ),
     (
         "every request reviewed",
         &[
             "--authorization-mode=Webhook",
             "--anonymous-auth",
-            "--authentication-token-webhook-cache-ttl=0s",
-            "--authorization-webhook-cache-authorized-ttl=0s",
+            "tuning.authenticationTokenWebhookCacheTtl=0s",
+            "tuning.authorizationWebhookCacheAuthorizedTtl=0s",
             UNLIMITED,
         ],
     ),
 ];
-const UNLIMITED: &str = "--access-reviews-per-second=1000000";
+const UNLIMITED: &str = "limits.accessReviewsPerSecond=1000000";
 
 /// The request to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

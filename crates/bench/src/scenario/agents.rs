@@ -47,7 +47,7 @@ async fn measure_protocol(
     mark: &'static str,
 ) -> Result<Vec<Sample>, BenchError> {
     let changes = source.objects().clamp(1, CHANGES_MAX);
-    let server = run.start_server_with(source, &[format!("--ring-events-max={}", changes / 2 + 1)]).await?;
+    let server = run.start_server_with(source, &[format!("limits.ringEventsMax={}", changes / 2 + 1)]).await?;
     let agents = Agents {
         protocol,
         endpoint: server.http_endpoint(),

@@ -57,7 +57,7 @@ pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sa
     let rate = run.options.paced_rate();
     let history = ((f64::from(rate) * duration.as_secs_f64() / 2.0) as u32).max(RING_EVENTS_MIN);
     let budget = memory_budget(run, source, history);
-    let flags = [format!("--ring-events-max={history}"), format!("--memory-max={budget}")];
+    let flags = [format!("limits.ringEventsMax={history}"), format!("--memory-max={budget}")];
     let mut server = run.start_server_with(source, &flags).await?;
 
     let mut stalled = StalledSubscribers::start(&server.connector, &request(source), stalled_count);

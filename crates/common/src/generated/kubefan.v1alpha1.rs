@@ -627,7 +627,7 @@ pub enum Encoding {
     /// Only for built-in types. INVALID_ARGUMENT for others, such as custom resources, which the
     /// apiserver serves as JSON only. FAILED_PRECONDITION if kubefan is not configured to cache the
     /// resource as protobuf. RESOURCE_EXHAUSTED, with a delay, if it has no room for it
-    /// (--protobuf-bytes-max).
+    /// (limits.protobufBytesMax).
     ///
     /// PROJECTION_TYPE_METADATA gives a PartialObjectMetadata of meta.k8s.io/v1, in the same envelope
     /// and with the whole metadata, as the apiserver sends it. There is no canonical form: a field

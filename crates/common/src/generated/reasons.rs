@@ -42,7 +42,7 @@ pub enum ErrorReason {
     /// read single namespaces.
     Forbidden,
     /// The token or client certificate of the stream has expired, an object that the token is bound
-    /// to was deleted, or the stream has reached `--stream-age-max`. Resume with a valid token.
+    /// to was deleted, or the stream has reached `limits.streamAgeMax`. Resume with a valid token.
     /// Nothing is lost.
     Reauthenticate,
     /// The operator has changed who answers reads of the resource. Resume from the last version.
@@ -67,8 +67,8 @@ pub enum ErrorReason {
     Draining,
     /// Nothing has failed. Other replicas have fewer streams. Resume at once, on a new connection.
     Rebalanced,
-    /// Nothing has failed. The connection has reached `--connection-age-max`. Resume at once, on a
-    /// new connection.
+    /// Nothing has failed. The connection has reached `limits.connectionAgeMax`. Resume at once, on
+    /// a new connection.
     ConnectionAge,
     /// The call came without TLS to a port that needs it. Use an `https://` address.
     TlsRequired,
@@ -79,10 +79,10 @@ pub enum ErrorReason {
     /// A limit is reached. The message names it. Retry after the delay, which may be longer than
     /// usual.
     LimitReached,
-    /// The subscriber took less than 16 KiB of a snapshot in `--snapshot-stall-timeout`, or after
-    /// two of them less than 1 MiB in each on average. Start again, and read faster.
+    /// The subscriber took less than 16 KiB of a snapshot in `tuning.snapshotStallTimeout`, or
+    /// after two of them less than 1 MiB in each on average. Start again, and read faster.
     SnapshotStalled,
-    /// The request is longer than `--max-message-size`. Send a shorter selector or projection.
+    /// The request is longer than `limits.maxMessageSize`. Send a shorter selector or projection.
     RequestTooLong,
     /// The call cannot be recorded, and `--audit-log-mode=blocking-strict` demands it. Retry later.
     NotRecorded,

@@ -116,7 +116,7 @@ impl Selections {
         let limit = self.budget.bytes_max();
         Refusal::Exhausted(format!(
             "the selectors of all streams and reads, and the field masks of streams, have at most {limit} bytes, and there \
-             is no room for another one, or the last is for clients with fewer of them (--selector-memory-max)"
+             is no room for another one, or the last is for clients with fewer of them (limits.selectorMemoryMax)"
         ))
     }
 }

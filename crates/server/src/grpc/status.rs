@@ -132,7 +132,7 @@ pub fn needs_tls(message: &str) -> Status {
 
 /// The status of a request that exceeds the size limit.
 pub fn too_long(message: &str) -> Status {
-    let message = format!("the request is too long (--max-message-size): {message}");
+    let message = format!("the request is too long (limits.maxMessageSize): {message}");
     failed(ErrorReason::RequestTooLong, message)
 }
 
@@ -164,7 +164,7 @@ pub fn request_timeout(timeout: Duration) -> Status {
 pub fn too_many_pending(limit: usize) -> Status {
     let message = format!(
         "kubefan waits for the requests of at most {limit} calls, and the last places are for clients with fewer of them \
-         (--calls-pending-max)"
+         (limits.callsPendingMax)"
     );
     failed(ErrorReason::LimitReached, message)
 }

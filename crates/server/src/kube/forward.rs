@@ -230,7 +230,7 @@ impl Forwarder {
             _ => {}
         }
         if is_upgrade && !self.upgrades {
-            let message = "kubefan forwards exec, attach, port-forward and websockets only with --passthrough-upgrades; without it, \
+            let message = "kubefan forwards exec, attach, port-forward and websockets only with tuning.passthroughUpgrades; without it, \
                 ask the apiserver directly";
             return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
@@ -253,11 +253,11 @@ impl Forwarder {
         places.ok_or_else(|| {
             if let Some(most) = self.places.identity_max(Some(holder)) {
                 let message =
-                    format!("at most {most} requests of one identity are forwarded at a time (--passthrough-max-per-identity)");
+                    format!("at most {most} requests of one identity are forwarded at a time (limits.passthroughMaxPerIdentity)");
                 return (PassthroughRefusal::Limit, Failure::too_many_requests(message));
             }
             let most = self.upstream.requests_max();
-            let message = format!("too many requests are being forwarded (--passthrough-max {most}, of which watches, logs and sessions may use four fifths, and the last are for clients with fewer of them)");
+            let message = format!("too many requests are being forwarded (limits.passthroughMax {most}, of which watches, logs and sessions may use four fifths, and the last are for clients with fewer of them)");
             (PassthroughRefusal::Limit, Failure::too_many_requests(message))
         })
     }

@@ -136,7 +136,7 @@ fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
         return Ok(());
     }
     if !gates.sharded_list_and_watch {
-        let message = "the caches answer shardSelector only with --feature-gates=ShardedListAndWatch=true";
+        let message = "the caches answer shardSelector only with tuning.featureGates=ShardedListAndWatch=true";
         return Err(ReadError::Upstream(Failure::bad_request(message.to_owned())));
     }
     let shard = spec.shard().map(drop);

@@ -279,7 +279,7 @@ async fn requests_that_wait_for_their_verdict_take_little_memory() {
     let first = ask(1, 40 << 10);
     tokio::task::yield_now().await;
     let second = ask(2, 40 << 10).await.unwrap();
-    assert!(matches!(second, Err(Denial::Busy(why)) if why.contains("--pending-requests-memory-max")));
+    assert!(matches!(second, Err(Denial::Busy(why)) if why.contains("limits.pendingRequestsMemoryMax")));
     let short = ask(3, 10);
     tokio::task::yield_now().await;
     assert!(!first.is_finished() && !short.is_finished(), "they wait for the verdict");

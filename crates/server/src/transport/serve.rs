@@ -109,7 +109,10 @@ impl<C: Catalog> Server<C> {
                 let Some(place) = places.try_take(Some(holder)) else {
                     metrics.finished(ConnectionEnd::Refused);
                     if !std::mem::replace(&mut refusing, true) {
-                        tracing::warn!(limit, "too many connections; new ones are closed at once (--connections-max)");
+                        tracing::warn!(
+                            limit,
+                            "too many connections; new ones are closed at once (limits.connectionsMax)"
+                        );
                     }
                     continue;
                 };

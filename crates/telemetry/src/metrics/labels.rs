@@ -3,11 +3,11 @@
 /// Why a request was refused instead of forwarded upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassthroughRefusal {
-    /// Too many requests are being forwarded (`--passthrough-max`).
+    /// Too many requests are being forwarded (`limits.passthroughMax`).
     Limit,
     /// The caller authenticates only by client certificate, which cannot be forwarded.
     Certificate,
-    /// The request asks for a protocol upgrade, and upgrades are off (`--passthrough-upgrades`).
+    /// The request asks for a protocol upgrade, and upgrades are off (`tuning.passthroughUpgrades`).
     Upgrade,
     /// The request names another host or comes from another host's web page, and would be forwarded
     /// with kubefan's credentials.
@@ -66,11 +66,11 @@ pub enum ConnectionEnd {
     Keepalive,
     /// kubefan is shutting down.
     Draining,
-    /// It reached its greatest age (`--connection-age-max`).
+    /// It reached its greatest age (`limits.connectionAgeMax`).
     Age,
     /// Its streams moved to replicas that have fewer (`--rebalance`).
     Rebalanced,
-    /// The limit on connections was reached (`--connections-max`).
+    /// The limit on connections was reached (`limits.connectionsMax`).
     Refused,
 }
 

@@ -69,7 +69,7 @@ pub struct TraceSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file with headers cannot be used.
-    #[error("--otlp-headers-file {path}: {problem}", path = path.display())]
+    #[error("tuning.otlpHeadersFile {path}: {problem}", path = path.display())]
     Headers {
         /// The file.
         path: PathBuf,

@@ -82,7 +82,7 @@ mod tests {
             config.accept_invalid_certs = accept_invalid_certs;
             let refused = options(Credentials::Caller, false).check_protection(&config).err();
             assert_eq!(refused.is_none(), is_protected, "{url}, {accept_invalid_certs}");
-            assert!(refused.is_none_or(|error| error.to_string().contains("--passthrough-insecure-upstream")));
+            assert!(refused.is_none_or(|error| error.to_string().contains("tuning.passthroughInsecureUpstream")));
             assert!(options(Credentials::Caller, true).check_protection(&config).is_ok(), "{url}");
             assert!(options(Credentials::Own, false).check_protection(&config).is_ok(), "{url}");
         }

@@ -32,9 +32,6 @@ capabilities:
 {{- with .Values.drainTimeout }}
 - --drain-timeout={{ . }}
 {{- end }}
-{{- with include "kubefan.connectionAgeMax" . }}
-- --connection-age-max={{ . }}
-{{- end }}
 {{- if .Values.admin.authorization }}
 - --admin-authorization
 {{- end }}
@@ -110,7 +107,10 @@ app.kubernetes.io/component: {{ $form }}
 {{- $annotations := dict "kubectl.kubernetes.io/default-container" "kubefan" }}
 {{- /* What a running kubefan does not take over restarts the pods: config::reload::LIVE has the rest. */}}
 {{- $config := include (printf "kubefan.%sConfig" $form) $root | fromYaml }}
-{{- $fixed := omit $config "apiVersion" "kind" "maxStaleness" "modes" "readsMax" "readsMaxPerIdentity" "resources" "subscribersMax" "subscribersMaxPerIdentity" }}
+{{- $fixed := omit $config "apiVersion" "kind" "maxStaleness" "modes" "resources" "limits" }}
+{{- with omit ($config.limits | default dict) "readsMax" "readsMaxPerIdentity" "subscribersMax" "subscribersMaxPerIdentity" }}
+{{- $_ := set $fixed "limits" . }}
+{{- end }}
 {{- if $fixed }}
 {{- $_ := set $annotations "kubefan.dev/config-checksum" (toJson $fixed | sha256sum) }}
 {{- end }}
@@ -121,11 +121,34 @@ app.kubernetes.io/component: {{ $form }}
 - { name: config, mountPath: /etc/kubefan/config, readOnly: true }
 {{- end }}
 
+{{/* The keys of the configuration file that the values of the chart set: (list $ FORM). They count
+more than those of `config`, as its flags do. */}}
+{{- define "kubefan.ownConfig" -}}
+{{- $root := index . 0 }}{{ $form := index . 1 }}{{ $limits := dict }}{{ $tuning := dict }}
+{{- with include "kubefan.connectionAgeMax" $root }}
+{{- $_ := set $limits "connectionAgeMax" . }}
+{{- end }}
+{{- if eq $form "node" }}
+{{- /* The cluster form checks itself. Each node would cost the apiserver a list. */}}
+{{- $_ := set $tuning "selfCheckInterval" "0s" }}
+{{- else if eq $root.Values.tls.source "managed" }}
+{{- range $key, $value := $root.Values.tls.managed }}
+{{- if $value }}
+{{- $_ := set $tuning (printf "tlsManaged%s" (title $key)) $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $own := dict }}
+{{- if $limits }}{{ $_ := set $own "limits" $limits }}{{ end }}
+{{- if $tuning }}{{ $_ := set $own "tuning" $tuning }}{{ end }}
+{{- if $own }}{{ toYaml $own }}{{ end }}
+{{- end }}
+
 {{/* The configuration files. The flags that the chart sets count more. */}}
 {{- define "kubefan.clusterConfig" -}}
 apiVersion: kubefan.dev/v1alpha1
 kind: ServeConfiguration
-{{- $config := deepCopy .Values.config }}
+{{- $config := mergeOverwrite (deepCopy .Values.config) (include "kubefan.ownConfig" (list . "cluster") | fromYaml) }}
 {{- if and .Values.node.enabled $config.modes }}
 {{- /* Modes are for the clients of the nodes' pods, which apply them. The pods go on caching. */}}
 {{- $user := printf "system:serviceaccount:%s:%s-node" .Release.Namespace (include "kubefan.fullname" .) }}
@@ -139,7 +162,7 @@ kind: ServeConfiguration
 {{- define "kubefan.nodeConfig" -}}
 apiVersion: kubefan.dev/v1alpha1
 kind: ServeConfiguration
-{{- with mergeOverwrite (deepCopy .Values.config) .Values.node.config }}
+{{- with mergeOverwrite (deepCopy .Values.config) (deepCopy .Values.node.config) (include "kubefan.ownConfig" (list . "node") | fromYaml) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

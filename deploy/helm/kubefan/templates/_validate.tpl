@@ -1,5 +1,28 @@
+{{/* Settings of earlier versions that are elsewhere now, also values that an upgrade has kept. */}}
+{{- define "kubefan.moved" -}}
+{{- range $moved := .Files.Get "files/moved.yaml" | fromYamlArray }}
+{{- range $name, $config := dict "config" $.Values.config "node.config" $.Values.node.config }}
+{{- if hasKey $config $moved.key }}
+{{- fail (printf "%s.%s is now %s.%s" $name $moved.key $name $moved.to) }}
+{{- end }}
+{{- end }}
+{{- range $.Values.extraArgs }}
+{{- if eq (splitList "=" . | first) (printf "--%s" $moved.flag) }}
+{{- fail (printf "--%s of extraArgs is now config.%s" $moved.flag $moved.to) }}
+{{- end }}
+{{- end }}
+{{- $variable := printf "KUBEFAN_%s" ($moved.flag | upper | replace "-" "_") }}
+{{- range $.Values.extraEnv }}
+{{- if eq .name $variable }}
+{{- fail (printf "%s of extraEnv is now config.%s" $variable $moved.to) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Contradictions between values, which the schema cannot express. */}}
 {{- define "kubefan.validate" -}}
+{{- include "kubefan.moved" . }}
 {{- if and .Values.node.enabled (not .Values.cluster.enabled) }}
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}

@@ -64,7 +64,7 @@ pub async fn follow(upstream: Upstream, cas: Arc<TrustedCas>) {
 async fn look_up(upstream: &Upstream, cas: &TrustedCas) -> Result<(), Failure> {
     const DENIED: &str = "kubefan may not read the ConfigMap kube-system/extension-apiserver-authentication: bind the Role \
         extension-apiserver-authentication-reader of kube-system to its account, give --client-ca-file, or give \
-        --authentication-skip-lookup";
+        tuning.authenticationSkipLookup";
     const MISSING: &str = "the cluster names no CA of client certificates (client-ca-file of the ConfigMap \
         kube-system/extension-apiserver-authentication)";
     let read = upstream.get_json::<ConfigMap>(Verb::Get, PATH).await;

@@ -81,7 +81,7 @@ impl Shared {
             }
             Err(error) => warn!(
                 %error,
-                "the keys of service account tokens cannot be read, so all tokens are reviewed (--service-account-jwks)"
+                "the keys of service account tokens cannot be read, so all tokens are reviewed (tuning.serviceAccountJwks)"
             ),
         }
     }

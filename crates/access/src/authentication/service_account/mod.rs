@@ -1,4 +1,4 @@
-//! Tokens of service accounts, checked here without a TokenReview (`--service-account-jwks`), if
+//! Tokens of service accounts, checked here without a TokenReview (`tuning.serviceAccountJwks`), if
 //! they are for an audience of kubefan's own.
 //!
 //! The check only ever says yes. A token that it cannot prove goes to a TokenReview: an unknown

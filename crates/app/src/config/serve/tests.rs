@@ -2,6 +2,7 @@ use clap::Parser;
 use kubefan_upstream::passthrough::Credentials;
 
 use super::*;
+use crate::config::{file, settings};
 
 #[derive(Parser)]
 struct Flags {
@@ -9,8 +10,11 @@ struct Flags {
     options: ServeOptions,
 }
 
-fn given(flags: &[&str]) -> ServeOptions {
-    Flags::parse_from(["serve"].iter().chain(flags)).options
+/// Flags, and settings without flags such as `limits.readsMax=5`.
+fn given(args: &[&str]) -> ServeOptions {
+    let (in_file, flags): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| settings::is_setting(arg));
+    let file = file::parse_at("kubefan.yaml".as_ref(), &settings::text_of(&in_file)).unwrap();
+    Flags::parse_from(["serve"].into_iter().chain(flags)).options.overlay(file)
 }
 
 fn validated(flags: &[&str]) -> ServeConfig {
@@ -28,21 +32,24 @@ fn no_options_at_all_are_the_defaults() {
     // The limits of the tables are refused while the tables are off, the rights of sockets
     // without a file, the version of TLS without TLS, and everything about an audit log or a
     // collector or a managed certificate without one.
-    let refused = ["cache_tables_bytes_max", "listen_mode", "tls_min_version"];
-    let prefixes = ["audit_log_", "otlp_", "tls_managed_"];
-    let is_refused = |field: &str| refused.contains(&field) || prefixes.iter().any(|prefix| field.starts_with(prefix));
+    let refused = ["limits.cacheTablesBytesMax", "listen_mode", "tls_min_version"];
+    let prefixes = ["audit_log_", "limits.auditLog", "tuning.otlp", "tuning.tlsManaged"];
+    let is_refused = |name: &str| refused.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix));
     let shown = default_texts().into_iter().filter(|(field, _)| !is_refused(field));
-    let flags: Vec<String> = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-"))).collect();
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    assert_eq!(validated(&flags), default, "the defaults that --help shows are those that apply");
+    let flags = shown.map(|(field, text)| format!("--{}={text}", field.replace('_', "-")));
+    let in_file = key_default_texts().into_iter().filter(|(path, _)| !is_refused(path));
+    let args: Vec<String> = flags.chain(in_file.map(|(path, text)| format!("{path}={text}"))).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    assert_eq!(validated(&args), default, "the defaults that are shown are those that apply");
 }
 
 #[test]
 fn an_option_that_is_given_above_wins_over_one_given_below() {
-    let upper = given(&["--page-size=7", "--resource=pods"]);
-    let lower = given(&["--page-size=9", "--ring-events-max=11", "--resource=nodes,services"]);
+    let upper = given(&["--max-staleness=7m", "--resource=pods"]);
+    let lower = given(&["--max-staleness=9m", "limits.ringEventsMax=11", "--resource=nodes,services"]);
     let config = upper.overlay(lower).validate().unwrap();
-    assert_eq!((config.upstream.page_size, config.cache.ring_events_max), (7, 11));
+    let staleness = config.serving.staleness_max.map(|max| max.as_secs());
+    assert_eq!((staleness, config.cache.ring_events_max), (Some(420), 11));
     assert_eq!(config.cache.resources, ["pods".into()]);
 }
 
@@ -134,8 +141,8 @@ fn each_contradiction_names_its_flags() {
             "--passthrough=impersonate acts as callers, and kubefan does not know them with",
         ),
         (
-            &[tls[0], tls[1], "--passthrough=impersonate", "--passthrough-insecure-upstream"],
-            "--passthrough-insecure-upstream has no effect with --passthrough=impersonate",
+            &[tls[0], tls[1], "--passthrough=impersonate", "tuning.passthroughInsecureUpstream"],
+            "tuning.passthroughInsecureUpstream has no effect with --passthrough=impersonate",
         ),
         (&["--listen=:7443", "--resource=pods"], "--listen [::]:7443 can be reached by other machines, so callers are"),
         (&["--listen=:7443", "--insecure"], "--insecure has no effect with --listen [::]:7443, whose callers"),
@@ -153,8 +160,8 @@ fn each_contradiction_names_its_flags() {
         (&[webhook, tls[0], tls[1], "--api-audiences=a"], "--api-audiences names audiences of kubefan's own"),
         (&["--client-ca-file=a"], "--client-ca-file has no effect with --authorization-mode=AlwaysAllow"),
         (
-            &["--authentication-skip-lookup"],
-            "--authentication-skip-lookup has no effect with --authorization-mode=AlwaysAllow",
+            &["tuning.authenticationSkipLookup"],
+            "tuning.authenticationSkipLookup has no effect with --authorization-mode=AlwaysAllow",
         ),
         (&[webhook, "--listen=unix:/x", "--client-ca-file=a"], "--client-ca-file has no effect without TLS"),
         (&["--tls-min-version=VersionTLS13"], "--tls-min-version has no effect without TLS"),
@@ -163,9 +170,9 @@ fn each_contradiction_names_its_flags() {
                 tls[0],
                 tls[1],
                 "--tls-min-version=VersionTLS13",
-                "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+                "tuning.tlsCipherSuites=[TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]",
             ],
-            "--tls-cipher-suites has no effect with --tls-min-version=VersionTLS13",
+            "tuning.tlsCipherSuites has no effect with --tls-min-version=VersionTLS13",
         ),
         (&["--anonymous-auth"], "--anonymous-auth has no effect with --authorization-mode=AlwaysAllow"),
         (&["--admin-authorization"], "--admin-authorization has no effect with --authorization-mode=AlwaysAllow"),
@@ -173,10 +180,13 @@ fn each_contradiction_names_its_flags() {
             &[webhook, "--listen=unix:/x", "--admin-authorization"],
             "--admin-authorization needs TLS, because others could read the tokens",
         ),
-        (&[webhook, tls[0], tls[1], "--service-account-jwks"], "--service-account-jwks is for tokens of kubefan's own"),
         (
-            &[tls[0], tls[1], "--passthrough=impersonate", "--authorization-ignore-extra=a"],
-            "--authorization-ignore-extra leaves extras out of what kubefan knows",
+            &[webhook, tls[0], tls[1], "tuning.serviceAccountJwks"],
+            "tuning.serviceAccountJwks is for tokens of kubefan's own",
+        ),
+        (
+            &[tls[0], tls[1], "--passthrough=impersonate", "tuning.authorizationIgnoreExtra=[a]"],
+            "tuning.authorizationIgnoreExtra leaves extras out of what kubefan knows",
         ),
         (&["--listen-mode=0660"], "--listen-mode has no effect without --listen unix:PATH"),
         (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
@@ -184,39 +194,45 @@ fn each_contradiction_names_its_flags() {
         (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
         (&["--on-demand=false"], "nothing to serve: name what to cache with --resource"),
         (
-            &["--on-demand=false", "--on-demand-objects-max=5"],
-            "--on-demand-objects-max has no effect without --on-demand",
+            &["--on-demand=false", "limits.onDemandObjectsMax=5"],
+            "limits.onDemandObjectsMax has no effect without --on-demand",
         ),
         (
             &["--listen=:7443", "--insecure", "--on-demand", "--passthrough=self"],
             "--passthrough=self with --listen [::]:7443",
         ),
         (
-            &["--passthrough=off", "--consistent-reads=upstream"],
-            "--consistent-reads=upstream needs a way upstream, and --passthrough=off leaves none",
-        ),
-        (&["--passthrough=off", "--passthrough-max=5"], "--passthrough-max has no effect with --passthrough=off"),
-        (
-            &["--passthrough=off", "--passthrough-upgrades"],
-            "--passthrough-upgrades has no effect with --passthrough=off",
+            &["--passthrough=off", "tuning.consistentReads=upstream"],
+            "tuning.consistentReads=upstream needs a way upstream, and --passthrough=off leaves none",
         ),
         (
-            &["--passthrough=off", "--passthrough-insecure-upstream"],
-            "--passthrough-insecure-upstream has no effect with --passthrough=off",
+            &["--passthrough=off", "limits.passthroughMax=5"],
+            "limits.passthroughMax has no effect with --passthrough=off",
         ),
         (
-            &["--passthrough=self", "--passthrough-insecure-upstream"],
-            "--passthrough-insecure-upstream has no effect with --passthrough=self",
+            &["--passthrough=off", "tuning.passthroughUpgrades"],
+            "tuning.passthroughUpgrades has no effect with --passthrough=off",
         ),
-        (&["--cache-tables-bytes-max=1Mi"], "--cache-tables-bytes-max has no effect without --cache-tables"),
         (
-            &["--protobuf=off", "--resource=nodes,pods=json+protobuf"],
-            "--resource pods=protobuf has no effect with --protobuf=off",
+            &["--passthrough=off", "tuning.passthroughInsecureUpstream"],
+            "tuning.passthroughInsecureUpstream has no effect with --passthrough=off",
         ),
-        (&["--protobuf=off", "--protobuf-bytes-max=1Mi"], "--protobuf-bytes-max has no effect with --protobuf=off"),
         (
-            &["--on-demand-idle-timeout=1m", "--on-demand=false", "--resource=pods"],
-            "--on-demand-idle-timeout has no effect without --on-demand",
+            &["--passthrough=self", "tuning.passthroughInsecureUpstream"],
+            "tuning.passthroughInsecureUpstream has no effect with --passthrough=self",
+        ),
+        (&["limits.cacheTablesBytesMax=1Mi"], "limits.cacheTablesBytesMax has no effect without --cache-tables"),
+        (
+            &["tuning.protobuf=off", "--resource=nodes,pods=json+protobuf"],
+            "--resource pods=protobuf has no effect with tuning.protobuf=off",
+        ),
+        (
+            &["tuning.protobuf=off", "limits.protobufBytesMax=1Mi"],
+            "limits.protobufBytesMax has no effect with tuning.protobuf=off",
+        ),
+        (
+            &["tuning.onDemandIdleTimeout=1m", "--on-demand=false", "--resource=pods"],
+            "tuning.onDemandIdleTimeout has no effect without --on-demand",
         ),
     ];
     for (flags, expected) in cases {
@@ -230,12 +246,12 @@ fn a_value_that_cannot_be_used_is_named_with_its_flag() {
     let cases: [(&[&str], &str); 17] = [
         (&["--allowed-hosts=a,http://b"], "--allowed-hosts \"http://b\": no name of a host; write it like"),
         (
-            &["--tls-cipher-suites=a"],
-            "--tls-cipher-suites \"a\": no cipher suite that kubefan has; choose among TLS_ECDHE_",
+            &["tuning.tlsCipherSuites=[a]"],
+            "tuning.tlsCipherSuites \"a\": no cipher suite that kubefan has; choose among TLS_ECDHE_",
         ),
         (
-            &["--tls-cipher-suites=TLS_AES_128_GCM_SHA256"],
-            "--tls-cipher-suites \"TLS_AES_128_GCM_SHA256\": a cipher suite of TLS 1.3; those are always on",
+            &["tuning.tlsCipherSuites=[TLS_AES_128_GCM_SHA256]"],
+            "tuning.tlsCipherSuites \"TLS_AES_128_GCM_SHA256\": a cipher suite of TLS 1.3; those are always on",
         ),
         (&["--resource=pods,Pods"], "--resource \"Pods\": given twice"),
         (&["--resource=pods,pods=protobuf"], "--resource \"pods\": given twice"),
@@ -253,10 +269,10 @@ fn a_value_that_cannot_be_used_is_named_with_its_flag() {
             "--resource \"pods/log\": no name of a resource; a subresource cannot be watched",
         ),
         (&["--namespace=Default"], "--namespace \"Default\": no name of a namespace"),
-        (&["--page-size=0"], "--page-size \"0\": must be at least 1"),
-        (&["--max-message-size=3"], "--max-message-size \"3\": must be at least 1Ki"),
+        (&["tuning.pageSize=0"], "tuning.pageSize \"0\": must be at least 1"),
+        (&["limits.maxMessageSize=3"], "limits.maxMessageSize \"3\": must be at least 1Ki"),
         (&["--memory-max=1Mi"], "--memory-max \"1Mi\": must be at least 64Mi"),
-        (&["--ring-age-max=10ms"], "--ring-age-max \"10ms\": must be from 1s to 24h"),
+        (&["limits.ringAgeMax=10ms"], "limits.ringAgeMax \"10ms\": must be from 1s to 24h"),
         (&["--max-staleness=2m"], "--max-staleness \"2m\": must be from 3m to 24h: a quiet resource"),
         (
             &["--upstream-field-selector=spec.nodeName"],
@@ -271,7 +287,7 @@ fn a_value_that_cannot_be_used_is_named_with_its_flag() {
         let problem = problem(flags);
         assert!(problem.starts_with(expected), "{problem}");
     }
-    let config = validated(&["--max-staleness=3m", "--self-check-interval=0s"]);
+    let config = validated(&["--max-staleness=3m", "tuning.selfCheckInterval=0s"]);
     assert_eq!(config.serving.staleness_max, Some(time::Duration::from_secs(180)));
     assert_eq!(config.upstream.self_check_interval, None);
     let socket = ["--listen=unix:/run/k.sock", "--listen-mode=0660"];
@@ -290,20 +306,20 @@ fn peers_need_certificates_and_certificates_peers() {
     assert!(problem(&["--peer-listen=unix:/x"]).starts_with("--peer-listen is for"));
     let both = [["--peers=p:1", "--peer-listen=0.0.0.0:7445"].as_slice(), &files].concat();
     assert_eq!(validated(&both).peer.peers, Some("p:1".parse().unwrap()));
-    let cold = validated(&[both.as_slice(), &["--cold"]].concat()).peer;
+    let cold = validated(&[both.as_slice(), &["tuning.cold"]].concat()).peer;
     assert!(!cold.warm_start && cold.listen.is_some() && cold.files.is_some(), "it still serves peers");
     assert_eq!(cold.peers, Some("p:1".parse().unwrap()), "check still connects to them");
     let moves = |more: &[&'static str]| [both.as_slice(), &["--rebalance"], more].concat();
     assert!(validated(&both).peer.warm_start && !validated(&both).peer.rebalance);
-    let moving = validated(&moves(&["--cold", "--rebalance-percent=5"])).peer;
+    let moving = validated(&moves(&["tuning.cold", "tuning.rebalancePercent=5"])).peer;
     assert_eq!((moving.rebalance, moving.rebalance_percent), (true, 5));
     assert_eq!(validated(&moves(&[])).peer.rebalance_percent, 1);
     assert!(problem(&["--rebalance"]).starts_with("--rebalance needs --peers:"));
     let alone = [["--peers=p:1", "--rebalance"].as_slice(), &files].concat();
     assert!(problem(&alone).starts_with("--rebalance needs --peer-listen:"));
-    let idle = [both.as_slice(), &["--rebalance-percent=2"]].concat();
-    assert_eq!(problem(&idle), "--rebalance-percent has no effect without --rebalance");
-    assert!(problem(&moves(&["--rebalance-percent=11"])).ends_with("must be from 1 to 10"));
+    let idle = [both.as_slice(), &["tuning.rebalancePercent=2"]].concat();
+    assert_eq!(problem(&idle), "tuning.rebalancePercent has no effect without --rebalance");
+    assert!(problem(&moves(&["tuning.rebalancePercent=11"])).ends_with("must be from 1 to 10"));
     let same = [["--listen=127.0.0.1:1", "--peer-listen=127.0.0.1:1"].as_slice(), &files].concat();
     assert!(problem(&same).contains("are both 127.0.0.1:1"));
 }

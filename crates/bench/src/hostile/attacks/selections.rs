@@ -14,9 +14,9 @@ use crate::hostile::{
 const ALONE: &[&str] = &["--passthrough=off"];
 /// The size of a long selector, in bytes.
 const LONG_BYTES: usize = 16 << 10;
-/// The default of `--selector-terms-max`.
+/// The default of `limits.selectorTermsMax`.
 const TERMS: usize = 100;
-/// The default of `--selector-values-max`.
+/// The default of `limits.selectorValuesMax`.
 const VALUES: usize = 2000;
 
 pub(super) const ATTACKS: &[Attack] = &[

@@ -11,7 +11,7 @@ use crate::hostile::{
 };
 
 /// A ring so short that the version at the start of the attack soon needs a catch-up.
-const SHORT_RING: &[&str] = &["--ring-events-max=50"];
+const SHORT_RING: &[&str] = &["limits.ringEventsMax=50"];
 
 pub(super) const ATTACKS: &[Attack] = &[
     Attack::new("old-versions", |context| old_versions(context).boxed()),

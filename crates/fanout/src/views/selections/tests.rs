@@ -67,7 +67,7 @@ fn equal_selectors_share_their_memory_and_those_without_room_are_refused() {
     let others: Vec<_> = (2..).map_while(|number| selections.share(select(&long(number)), None).ok()).collect();
     assert_eq!(others.len(), 1, "two have room");
     let refusal = selections.share(select(&long(9)), None).unwrap_err();
-    assert!(matches!(&refusal, Refusal::Exhausted(why) if why.contains("--selector-memory-max")), "{refusal}");
+    assert!(matches!(&refusal, Refusal::Exhausted(why) if why.contains("limits.selectorMemoryMax")), "{refusal}");
     let small = Selections::new(Budget::alone(size_of::<View>()));
     assert!(
         matches!(small.take_view(&select("a in (b,c)"), &Format::default(), None), Err(Refusal::Exhausted(_))),
