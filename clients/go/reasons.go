@@ -38,8 +38,8 @@ const (
 	ReasonUpstreamForbidden = "UPSTREAM_FORBIDDEN"
 
 	// ReasonUnauthenticated: kubefan does not know the caller: there is no token, or the apiserver
-	// does not accept it, or the client certificate is not of a trusted CA
-	// (--authorization-mode=Webhook). Send a valid token or client certificate.
+	// does not accept it, or the client certificate is not of a trusted CA (--access=authorized). Send
+	// a valid token or client certificate.
 	ReasonUnauthenticated = "UNAUTHENTICATED"
 
 	// ReasonForbidden: The caller may not read this, or no longer; the message has the apiserver's

@@ -24,7 +24,7 @@ use kubefan_common::tls::explain_pem;
 /// Print a kubeconfig that sends clients to kubefan instead of the apiserver
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each client needs its own credentials, because kubefan forwards them to the apiserver (serve --passthrough=caller): a token \
+    after_help = "Each client needs its own credentials, because kubefan forwards them to the apiserver (serve --access=authorized): a token \
     file or a token as here, or its present kubeconfig with other values of `server` and `certificate-authority-data`. Clients send \
     credentials only over https.\n\n\
     With --token the output contains the secret: write it to a file that only its user can read (umask 077), and renew it before the \
@@ -144,7 +144,7 @@ fn note(user: Option<&User>, is_https: bool) -> Option<&'static str> {
              are anonymous",
         ),
         None => Some(
-            "over http clients send no credentials, so kubefan must run with --passthrough=self, on the same machine",
+            "over http clients send no credentials, so kubefan must run with --access=local-self, on the same machine",
         ),
     }
 }
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn a_kubeconfig_without_credentials_has_a_note_that_fits_its_protocol() {
         assert!(note(None, true).unwrap().contains("--token-file"));
-        assert!(note(None, false).unwrap().contains("--passthrough=self"));
+        assert!(note(None, false).unwrap().contains("--access=local-self"));
         assert!(note(Some(&User::Token("a".to_owned())), true).unwrap().contains("chmod 600"));
         assert_eq!(note(Some(&User::TokenFile("a".into())), true), None);
     }

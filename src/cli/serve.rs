@@ -251,7 +251,7 @@ mod tests {
                         "api_audiences",
                         "upstream_token_file",
                         "otlp_endpoint",
-                        "authorization_mode",
+                        "access",
                         "audit_log_path",
                         "client_ca_file"
                     ]

@@ -292,7 +292,7 @@ async fn what_started_before_a_kill_is_recorded() {
         let log = Log::new();
         let path = log.flag();
         let mode_flag = format!("--audit-log-mode={mode}");
-        let args = ["--resource=pods", &path, &mode_flag, "--passthrough=off"];
+        let args = ["--resource=pods", &path, &mode_flag, "--access=local-cache-only"];
         let mut kubefan = Kubefan::start(&api, &args).await;
         let ids: Vec<_> = (0..40).map(|number| format!("watch-{number}")).collect();
         let client = reqwest::Client::new();
@@ -334,9 +334,11 @@ async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
     {
         let is_served = grpc == Code::Ok;
         let mode = format!("--audit-log-mode={mode}");
-        let kubefan =
-            Kubefan::start(&api, &["--resource=configmaps", "--audit-log-path=/dev/full", &mode, "--passthrough=off"])
-                .await;
+        let kubefan = Kubefan::start(
+            &api,
+            &["--resource=configmaps", "--audit-log-path=/dev/full", &mode, "--access=local-cache-only"],
+        )
+        .await;
         let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
         let answer = reqwest::get(&url).await.unwrap();
         assert_eq!(answer.status(), http);
@@ -360,7 +362,7 @@ async fn a_full_disk_stops_no_service_unless_every_answer_must_be_recorded() {
 async fn a_log_that_was_moved_is_continued_after_a_hangup() {
     let api = ApiServer::shared().await;
     let log = Log::new();
-    let kubefan = Kubefan::start(&api, &["--resource=configmaps", &*log.flag(), "--passthrough=off"]).await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", &*log.flag(), "--access=local-cache-only"]).await;
     let url = format!("http://{}/api/v1/configmaps?resourceVersion=0", kubefan.grpc_addr);
     let ask = |id: &'static str| reqwest::Client::new().get(&url).header("audit-id", id).send();
     assert_eq!(ask("before").await.unwrap().headers()["audit-id"], "before");

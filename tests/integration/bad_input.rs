@@ -450,7 +450,7 @@ async fn invalid_server_names_do_not_fill_the_log() {
     let file = |flag: &str, name: &str| format!("{flag}={}", dir.path().join(name).display());
     let cert = file("--tls-cert-file", "server.pem");
     let key = file("--tls-private-key-file", "server-key.pem");
-    let kubefan = simulated.kubefan(&["--resource=pods", &cert, &key, "--authorization-mode=AlwaysAllow"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", &cert, &key, "--access=local"]).await;
     let before = kubefan.process.log().len();
     let hello = client_hello(&b"not a name ".repeat(5000));
     for _ in 0..CONNECTIONS {

@@ -85,7 +85,7 @@ const VARIANTS: &[Variant] = &[
     (
         "a configuration file and further flags",
         &[
-            "--set=config.limits.subscribersMax=100,config.tuning.cacheCompression=zstd,extraArgs={--max-staleness=5m},passthrough.mode=impersonate",
+            "--set=config.limits.subscribersMax=100,config.tuning.cacheCompression=zstd,extraArgs={--max-staleness=5m},access=authorized-impersonate",
             "--set=drainTimeout=20s,connectionAgeMax=2h,tls.minVersion=VersionTLS13,commonLabels.team=a",
             "--set=image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             "--set=imagePullSecrets[0].name=registry",

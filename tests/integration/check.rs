@@ -75,7 +75,7 @@ async fn missing_rights_are_named_with_the_rule_that_grants_them() {
     let dir = tempfile::tempdir().unwrap();
     let files = write(dir.path(), authority.server());
     let tls = [format!("--tls-cert-file={}", files.certificate), format!("--tls-private-key-file={}", files.key)];
-    let args = ["--resource=pods,services", tls[0].as_str(), tls[1].as_str(), "--passthrough=impersonate"];
+    let args = ["--resource=pods,services", tls[0].as_str(), tls[1].as_str(), "--access=authorized-impersonate"];
     let kubeconfig = account.kubeconfig().await;
     let (_, report) = check(&kubeconfig, &args).await;
     assert_eq!(report["result"], "error");
@@ -85,7 +85,7 @@ async fn missing_rights_are_named_with_the_rule_that_grants_them() {
     assert_finding(&report, "apiserver", "cluster", "warning", "get the namespace kube-system");
     let reviews = "create tokenreviews.authentication.k8s.io";
     assert_finding(&report, "rights", reviews, "error", "system:auth-delegator");
-    assert_finding(&report, "rights", "impersonate users", "error", "--passthrough=impersonate");
+    assert_finding(&report, "rights", "impersonate users", "error", "--access=authorized-impersonate");
     account.may_read_pods().await;
     account.may_review().await;
     let (_, report) = check(&kubeconfig, &args).await;
@@ -152,7 +152,7 @@ async fn each_step_to_the_apiserver_is_named() {
 }
 
 async fn an_invalid_configuration_is_one_finding() {
-    let ran = run(&["check", "--listen=0.0.0.0:0", "--resource=pods", "--authorization-mode=AlwaysAllow"]).await;
+    let ran = run(&["check", "--listen=0.0.0.0:0", "--resource=pods", "--access=local"]).await;
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{ran:?}");
     let expected = "configuration\n  error    flags, environment and file: --listen 0.0.0.0:0 can be reached";
     assert!(ran.stdout.starts_with(expected) && ran.stdout.ends_with("1 error, 0 warnings\n"), "{ran:?}");
@@ -168,7 +168,7 @@ async fn unusable_certificates_are_found_before_clients_fail() {
     let args = [
         format!("--tls-cert-file={certificate}"),
         format!("--tls-private-key-file={key}"),
-        "--authorization-mode=AlwaysAllow".to_owned(),
+        "--access=local".to_owned(),
         "--resource=pods".to_owned(),
     ];
     let args: Vec<&str> = args.iter().map(String::as_str).collect();

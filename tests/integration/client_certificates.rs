@@ -138,7 +138,7 @@ async fn status(client: &Client, url: &str) -> (StatusCode, String) {
 }
 
 async fn certificates_and_their_cas_are_rotated_under_live_streams() {
-    let world = World::start(&["--passthrough=off"]).await;
+    let world = World::start(&["--access=authorized-cache-only"]).await;
     let master = world.master();
     let renewed = world.master();
     let other = Authority::new();
@@ -202,7 +202,7 @@ async fn without_the_right_to_read_the_cas_kubefan_says_so_once_and_takes_no_cer
     const ROLE: &str = "extension-apiserver-authentication-reader";
     for skips in [false, true] {
         let skip: &[&str] = if skips { &["tuning.authenticationSkipLookup"] } else { &[] };
-        let args = [&["--resource=pods", "--passthrough=off"], skip].concat();
+        let args = [&["--resource=pods", "--access=authorized-cache-only"], skip].concat();
         let kubefan = Kubefan::spawn_over_tls(&api, &kubeconfig, &args).await;
         kubefan.ready().await;
         let url = format!("https://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr);

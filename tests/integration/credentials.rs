@@ -120,10 +120,10 @@ async fn no_caller_is_reviewed_by_an_apiserver_whose_certificate_is_not_checked(
     );
     std::fs::write(&kubeconfig, text).unwrap();
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
-    let ports = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--passthrough=off"];
+    let ports = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--access=authorized-cache-only"];
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
     let ran = run(&[&ports[..], &tls, &[&*kubeconfig]].concat()).await;
-    let says = ["insecure-skip-tls-verify", "--authorization-mode=Webhook"];
+    let says = ["insecure-skip-tls-verify", "--access=authorized"];
     crate::bad_input::assert_line("reviewer", &ran, 1, &says);
 }
 

@@ -162,7 +162,7 @@ async fn the_apiserver_accepts_the_cluster_proxy_with_its_components() {
         assert!(shown, "{flag}");
     }
     let args: Vec<String> = serde_json::from_value(pod["containers"][0]["args"].clone()).unwrap();
-    assert!(args.contains(&"--passthrough=impersonate".to_owned()), "{args:?}");
+    assert!(args.contains(&"--access=authorized-impersonate".to_owned()), "{args:?}");
     // The certificate files exist only in the pod. Here their absence must be the only error.
     let config = named("ConfigMap", "kubefan")["data"]["config.yaml"].as_str();
     let flags = flags_of(&args, config, dir.path());

@@ -253,7 +253,7 @@ async fn the_chart_takes(api: &ApiServer, place: &str, page: &str, text: &str) {
 async fn kubefan_reads(place: &str, text: &str) {
     let file = file_of(text);
     let args = ["check", "--config", file.path().to_str().unwrap()];
-    let known = ["--listen=unix:kubefan.sock", "--authorization-mode=Webhook"];
+    let known = ["--listen=unix:kubefan.sock", "--access=authorized"];
     let more = if text.contains("\nlisten: ") { &[][..] } else { &known };
     let ran = run(&[&args[..], more].concat()).await;
     assert!(ran.stdout.contains("  ok       flags, environment and file: "), "{place}: {ran:?}");

@@ -315,7 +315,7 @@ async fn selectors_beyond_the_limits_are_refused_or_passed_on() {
     let Err(status) = Watch::start(&mut grpc, with(101), "").await else { panic!("it was served") };
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("limits.selectorTermsMax"), "{status}");
-    let shut = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let shut = simulated.kubefan(&["--resource=pods", "--access=local-cache-only"]).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     for (kubefan, count, code, is_cached) in
         [(&open, 100, 200, true), (&open, 101, 200, false), (&shut, 100, 200, true), (&shut, 101, 400, false)]

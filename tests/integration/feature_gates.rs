@@ -259,7 +259,7 @@ async fn without_the_gate_the_apiserver_decides_about_shards() {
     let answer = servers.get(&format!("{path}{query}&resourceVersion=0"), JSON).await;
     assert!(!answer.is_cached, "it must not answer what it does not read");
     assert_eq!(answer.names(), servers.direct(&format!("{path}{query}"), JSON).await.names());
-    let own = Servers::start(servers.api, &["--resource=configmaps", "--passthrough=off"]).await;
+    let own = Servers::start(servers.api, &["--resource=configmaps", "--access=local-cache-only"]).await;
     own.get(&format!("{path}{query}"), JSON).await.refused_because("nothing else can answer it");
 }
 
@@ -338,7 +338,7 @@ async fn no_caller_reads_more_through_a_gate() {
     }
     let (cert, key) = api.server_certificate();
     let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
-    let reviewed = ["--resource=configmaps", "--authorization-mode=Webhook", GATES];
+    let reviewed = ["--resource=configmaps", "--access=authorized", GATES];
     let kubefan = Kubefan::start(&api, &[&reviewed[..], &tls].concat()).await;
     let selector = encoded(&shard("uid", BOUNDS[0], BOUNDS[3]));
     let everywhere = "/api/v1/configmaps".to_owned();

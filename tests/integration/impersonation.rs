@@ -1,4 +1,4 @@
-//! `--passthrough=impersonate`: a caller's answer through kubefan equals its answer straight from
+//! `--access=authorized-impersonate`: a caller's answer through kubefan equals its answer straight from
 //! the apiserver. kubefan runs as the shipped service account, with the shipped rights.
 
 use reqwest::{Client, Method, StatusCode};
@@ -30,7 +30,7 @@ impl World {
     async fn start() -> World {
         let api = ApiServer::start(Options::default()).await;
         let kubeconfig = CLUSTER_PROXY.service_account_kubeconfig_with(&api, "impersonation").await;
-        let args = ["--resource=pods", "--passthrough=impersonate", "--on-demand=false", "--anonymous-auth"];
+        let args = ["--resource=pods", "--access=authorized-impersonate", "--on-demand=false", "--anonymous-auth"];
         let kubefan = Kubefan::spawn_over_tls(&api, &kubeconfig, &args).await;
         kubefan.ready().await;
         let namespace = api.namespace("impersonated").await;
@@ -128,7 +128,10 @@ async fn only_authenticated_callers_are_impersonated(world: &World) {
         for method in [Method::GET, Method::POST] {
             let request = world.api.client().request(method, &url).header(header, "system:masters");
             let (status, text) = refused(request).await;
-            assert!(status == StatusCode::FORBIDDEN && text.contains("--passthrough=impersonate"), "{header}: {text}");
+            assert!(
+                status == StatusCode::FORBIDDEN && text.contains("--access=authorized-impersonate"),
+                "{header}: {text}"
+            );
         }
     }
     let count = |reason: &str| format!("kubefan_passthrough_refused_total{{reason=\"{reason}\"}}");

@@ -87,7 +87,7 @@ impl Setting {
         let paths = [certificate, key].map(|path| path.display().to_string());
         let args = ["--tls-cert-file", &paths[0], "--tls-private-key-file", &paths[1], "--resource", resources];
         // The tests count the lists of kubefan, and a self-check is one.
-        let quiet = ["--authorization-mode=Webhook", "--on-demand=false", "tuning.selfCheckInterval=0s"];
+        let quiet = ["--access=authorized", "--on-demand=false", "tuning.selfCheckInterval=0s"];
         let args = [&args[..], &quiet].concat();
         let kubefan = Kubefan::start(api, &args).await;
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

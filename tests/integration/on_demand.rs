@@ -383,13 +383,13 @@ async fn watches_beyond_the_limit_are_passed_on_under_their_name() {
     let log = kubefan.process.log();
     assert_eq!(log.matches("no place for another resource").count(), 1, "{log}");
 
-    let alone = simulated.kubefan(&["limits.onDemandResourcesMax=1", "--passthrough=off"]).await;
+    let alone = simulated.kubefan(&["limits.onDemandResourcesMax=1", "--access=local-cache-only"]).await;
     let _pods = watch(&alone, "pods").await;
     let refused = watch(&alone, "configmaps").await;
     assert_eq!(refused.status().as_u16(), 429);
     assert!(refused.headers().contains_key("retry-after"));
     let text = refused.text().await.unwrap();
-    for word in ["limits.onDemandResourcesMax", "--resource", "--passthrough"] {
+    for word in ["limits.onDemandResourcesMax", "--resource", "--access"] {
         assert!(text.contains(word), "{text}");
     }
 }

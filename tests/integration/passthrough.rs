@@ -186,7 +186,7 @@ async fn with_self_every_request_uses_kubefans_credentials() {
     let token = format!("Bearer token-of-{NOBODY}");
     let certificate = api.kubeconfig_with_certificate("kubefan-itself", "system:masters");
     for (kubeconfig, name) in [(api.kubeconfig(), ADMIN), (certificate, "kubefan-itself")] {
-        let kubefan = Kubefan::spawn(&kubeconfig, &["--passthrough=self"]).await;
+        let kubefan = Kubefan::spawn(&kubeconfig, &["--access=local-self"]).await;
         let name = Ok(name.to_owned());
         let server = url(&kubefan, "");
         assert_eq!(whoami(&client, &server, &[]).await, name);
@@ -564,7 +564,7 @@ async fn an_unreachable_apiserver_is_reported_without_secrets() {
 
 async fn with_passthrough_off_nothing_is_forwarded() {
     let simulated = Simulated::with(SimOptions::default()).await;
-    let kubefan = simulated.kubefan(&["--resource=pods", "--passthrough=off"]).await;
+    let kubefan = simulated.kubefan(&["--resource=pods", "--access=local-cache-only"]).await;
     let client = Client::builder().no_proxy().build().unwrap();
     for (method, path, code) in [
         (Method::GET, "/version", StatusCode::NOT_FOUND),
@@ -574,6 +574,6 @@ async fn with_passthrough_off_nothing_is_forwarded() {
         let response = client.request(method.clone(), url(&kubefan, path)).send().await.unwrap();
         let (got, status) = status(response).await;
         assert_eq!(got, code, "{method} {path}");
-        assert!(status["message"].as_str().unwrap().contains("--passthrough=off"), "{status}");
+        assert!(status["message"].as_str().unwrap().contains("--access"), "{status}");
     }
 }

@@ -203,7 +203,7 @@ async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
 
 async fn resources_and_limits_change_while_kubefan_runs() {
     let simulated = Simulated::start().await;
-    let file = File::new(&simulated.dir, "onDemand: false\npassthrough: off\n");
+    let file = File::new(&simulated.dir, "onDemand: false\naccess: local-cache-only\n");
     let pods = "resources: [pods]\n";
     file.write(pods);
     let kubefan = simulated.kubefan(&[&file.flag()]).await;

@@ -230,8 +230,7 @@ async fn a_user_and_a_node_that_lose_their_rights_lose_only_what_is_theirs() {
     let key = format!("--tls-private-key-file={}", key.display());
     let common = [
         "--resource=pods",
-        "--passthrough=off",
-        "--authorization-mode=Webhook",
+        "--access=authorized-cache-only",
         "tuning.reauthorizeInterval=1s",
         // A refusal from before a right was given must not count as long as the grace.
         "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",

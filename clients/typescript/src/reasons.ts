@@ -44,8 +44,8 @@ export const ErrorReason = {
   UPSTREAM_FORBIDDEN: "UPSTREAM_FORBIDDEN",
   /**
    * kubefan does not know the caller: there is no token, or the apiserver does not accept it, or
-   * the client certificate is not of a trusted CA (`--authorization-mode=Webhook`). Send a valid
-   * token or client certificate.
+   * the client certificate is not of a trusted CA (`--access=authorized`). Send a valid token or
+   * client certificate.
    */
   UNAUTHENTICATED: "UNAUTHENTICATED",
   /**

@@ -68,14 +68,14 @@ pub struct AccessControl {
 }
 
 impl AccessControl {
-    /// Allows every caller everything (`--authorization-mode=AlwaysAllow`).
+    /// Allows every caller everything (`--access=local` and `insecure`).
     pub fn always_allow() -> Self {
         let authorizer = Authorizer::AlwaysAllow;
         let switches = Switches::fixed(Modes::default());
         Self { authenticator: None, cas: None, authorizer, streams: None, started: AtomicU32::new(0), switches }
     }
 
-    /// Asks the apiserver (`--authorization-mode=Webhook`). `key` must be random.
+    /// Asks the apiserver (`--access=authorized`). `key` must be random.
     pub fn webhook(
         upstream: &Upstream,
         options: AccessOptions,

@@ -168,8 +168,8 @@ impl Run<'_> {
         if let Some(certificate) = self.certificate {
             args.extend(certificate.server_args());
             // The delivery is measured, not the reviews of callers.
-            if !flags.iter().any(|flag| flag.starts_with("--authorization-mode")) {
-                args.push("--authorization-mode=AlwaysAllow".into());
+            if !flags.iter().any(|flag| flag.starts_with("--access")) {
+                args.push("--access=local".into());
             }
         }
         let name = &self.spec.name;

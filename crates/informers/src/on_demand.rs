@@ -261,7 +261,7 @@ impl Registry {
         let message = format!(
             "{gvr} is not cached: {limit} resources are cached on demand, the most this kubefan allows, and all of them \
              are in use; raise limits.onDemandResourcesMax, name {gvr} with --resource, or let requests over HTTP go to the \
-             apiserver (--passthrough)"
+             apiserver (--access)"
         );
         if self.note_without_room(gvr) {
             warn!(resource = %gvr, message, "no place for another resource on demand");

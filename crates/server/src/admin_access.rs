@@ -54,7 +54,7 @@ const FOREIGN: &str = "the request names a host that kubefan does not know, as a
 
 const OPEN_TO_OTHERS: &str = "callers are not authorized here, so this would let everyone who reaches the port end the streams of \
     others: serve the port on a loopback address or a Unix socket (--admin-listen), or authorize callers \
-    (--authorization-mode=Webhook --admin-authorization)\n";
+    (--access=authorized --admin-authorization)\n";
 
 impl AdminAccess {
     /// Returns access to details as `details` has it. `access` knows callers and their rights.

@@ -23,7 +23,9 @@ pub struct ActingAs(Vec<(HeaderName, HeaderValue)>);
 
 /// A user that no headers can name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} cannot be the value of an HTTP header, so kubefan cannot act as this user (--passthrough=impersonate)")]
+#[error(
+    "{what} cannot be the value of an HTTP header, so kubefan cannot act as this user (--access=authorized-impersonate)"
+)]
 pub struct UnfitUser {
     what: &'static str,
 }

@@ -165,7 +165,7 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
             ("authentication.k8s.io", "userextras"),
         ] {
             let right = Right { verb: "impersonate", group, resource, ..Right::default() };
-            needs.push(need(right, "forwarding requests as their callers (--passthrough=impersonate)"));
+            needs.push(need(right, "forwarding requests as their callers (--access=authorized-impersonate)"));
         }
     }
     needs
@@ -216,7 +216,7 @@ mod tests {
         let impersonating = names(&config(|options| {
             reviewing(options);
             options.callers.authentication_skip_lookup = Some(true);
-            options.passthrough.passthrough = Some(kubefan_app::config::passthrough::PassthroughMode::Impersonate);
+            options.callers.access = Some(kubefan_app::config::Access::AuthorizedImpersonate);
         }));
         assert_eq!(impersonating.len(), 8);
         assert!(impersonating.contains(&"impersonate userextras.authentication.k8s.io".to_owned()));

@@ -35,7 +35,7 @@ pub(super) fn check(
         report.add(Finding::warning(
             "callers",
             format!("every client that can reach {} can read everything that is cached", config.serving.listen),
-            "leave --insecure out",
+            "leave --access=insecure out",
         ));
     }
     report.add_all(config.audit.path.as_deref().map(judge_audit_log));

@@ -33,7 +33,7 @@ async fn reviewing_by(api: &ApiServer, kubeconfig: &Path, token_ttl: &str) -> Ku
     let cert = format!("--tls-cert-file={}", cert.display());
     let key = format!("--tls-private-key-file={}", key.display());
     let args = [
-        "--authorization-mode=Webhook",
+        "--access=authorized",
         "--resource=pods",
         "tuning.authenticationSkipLookup",
         &token_ttl,

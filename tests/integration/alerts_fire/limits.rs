@@ -50,7 +50,8 @@ pub(super) async fn memory(scene: Scene) {
 pub(super) async fn files(scene: Scene) {
     let (simulated, _writing) = lively().await;
     let shell = "ulimit -n 2048";
-    let kubefan = Kubefan::spawn_after(&simulated.kubeconfig(), shell, &["--resource=pods", "--passthrough=off"]).await;
+    let kubefan =
+        Kubefan::spawn_after(&simulated.kubeconfig(), shell, &["--resource=pods", "--access=local-cache-only"]).await;
     kubefan.ready().await;
     scene.scrape(&kubefan);
     let mut clients = Vec::new();
@@ -125,7 +126,7 @@ pub(super) async fn certificate(scene: Scene) {
             "--resource=pods",
             &file("tls-cert-file", "tls.crt"),
             &file("tls-private-key-file", "tls.key"),
-            "--passthrough=off",
+            "--access=local-cache-only",
         ])
         .await;
     scene.scrape(&kubefan);

@@ -108,7 +108,7 @@ pub(super) async fn snapshots(scene: Scene) {
 
 /// One client has the only place for a watch.
 pub(super) async fn requests(scene: Scene) {
-    let (_simulated, kubefan, _writing) = scene.begin(&["limits.subscribersMax=1", "--passthrough=off"]).await;
+    let (_simulated, kubefan, _writing) = scene.begin(&["limits.subscribersMax=1", "--access=local-cache-only"]).await;
     let held = connect(kubefan.grpc_addr).await.watch(watch(target("pods"), "")).await.unwrap();
     let url = format!("http://{}/api/v1/pods?watch=1&resourceVersion=0&timeoutSeconds=1", kubefan.grpc_addr);
     let text = reqwest::get(&url).await.unwrap().text().await.unwrap();

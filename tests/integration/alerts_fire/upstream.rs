@@ -14,7 +14,7 @@ use super::{
 /// cache asks only every 30 to 60 seconds. That is often enough for the true windows of minutes,
 /// but not for seconds.
 pub(super) async fn outage(scene: Scene) {
-    let (mut simulated, kubefan, _writing) = scene.begin(&["--passthrough=self", "--on-demand=false"]).await;
+    let (mut simulated, kubefan, _writing) = scene.begin(&["--access=local-self", "--on-demand=false"]).await;
     let url = format!("http://{}/api/v1/configmaps", kubefan.grpc_addr);
     let _forwarded = asks(OFTEN, reqwest::Client::new(), url);
     scene.sees("kubefan_passthrough_requests_total{JOB, code=\"200\"}", |count| count > 0.0).await;

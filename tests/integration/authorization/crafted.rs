@@ -58,7 +58,8 @@ struct Servers {
 
 impl Servers {
     async fn start() -> Servers {
-        let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
+        let world =
+            World::start(ApiServer::shared().await, &["--access=authorized-cache-only", "--anonymous-auth"]).await;
         let hidden =
             json!({ "metadata": { "name": "hidden", "annotations": { "content": content(&world.own, "hidden") } } });
         world.api.create(&format!("/api/v1/namespaces/{}/secrets", world.own), &hidden).await;
@@ -66,8 +67,8 @@ impl Servers {
             let args = [passthrough, "tuning.passthroughUpgrades", "--anonymous-auth", "--on-demand=false"];
             world.another(&args).await
         };
-        let caller = (Caller, start("--passthrough=caller").await);
-        let with_passthrough = [caller, (Impersonate, start("--passthrough=impersonate").await)];
+        let caller = (Caller, start("--access=authorized").await);
+        let with_passthrough = [caller, (Impersonate, start("--access=authorized-impersonate").await)];
         let mut values = Vec::new();
         for who in [Admin, Stranger, Own, Named, ListOnly] {
             let token = world.token(who).unwrap();

@@ -292,9 +292,9 @@ fn is_right(call: &Call, straight: StatusCode, returned: &Result<Vec<u8>, Status
 }
 
 async fn a_crafted_call_gets_the_verdict_of_the_apiserver() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--anonymous-auth"]).await;
-    let caller = world.another(&["--passthrough=caller", "--anonymous-auth"]).await;
-    let impersonate = world.another(&["--passthrough=impersonate", "--anonymous-auth"]).await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only", "--anonymous-auth"]).await;
+    let caller = world.another(&["--access=authorized", "--anonymous-auth"]).await;
+    let impersonate = world.another(&["--access=authorized-impersonate", "--anonymous-auth"]).await;
     let one = content(&world.own, "one");
     let two = content(&world.own, "two");
     let elsewhere = content(&world.other, "one");
@@ -324,7 +324,7 @@ async fn a_crafted_call_gets_the_verdict_of_the_apiserver() {
 }
 
 async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only"]).await;
     let target = |namespace: &str| {
         Some(Target { resource: "configmaps".to_owned(), namespace: namespace.to_owned(), ..Target::default() })
     };
@@ -379,7 +379,7 @@ async fn a_view_that_is_shared_refuses_who_may_not_read_it() {
 }
 
 async fn a_denied_reader_starts_no_cache() {
-    let args = ["--passthrough=off", "--anonymous-auth", "--on-demand", "--cache-tables"];
+    let args = ["--access=authorized-cache-only", "--anonymous-auth", "--on-demand", "--cache-tables"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let is_cached = async || world.kubefan.admin("/metrics").await.unwrap().1.contains("resource=\"services\"");
     let accepts = [
@@ -422,7 +422,7 @@ async fn a_denied_reader_starts_no_cache() {
 }
 
 async fn health_and_reflection_show_no_resource() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only"]).await;
     let channel = world.channel_to(world.kubefan.grpc_addr, Anonymous).await;
     let mut health = HealthClient::new(channel.clone());
     wait::until("the health to be serving", wait::SOON, || {

@@ -95,7 +95,7 @@ impl Fleet {
     async fn kubefan(&self, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         let (cert, key) = self.api.server_certificate();
         let tls = ["--tls-cert-file", cert.to_str().unwrap(), "--tls-private-key-file", key.to_str().unwrap()];
-        let fixed = ["--resource=pods", "--passthrough=off", "--authorization-mode=Webhook"];
+        let fixed = ["--resource=pods", "--access=authorized-cache-only"];
         Kubefan::spawn_at(kubeconfig, listen, &[&fixed[..], &tls, args].concat()).await
     }
 

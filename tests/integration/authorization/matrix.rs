@@ -1,7 +1,7 @@
 //! A matrix of callers and requests: kubefan's verdict about a request is the apiserver's answer to
 //! the same request sent straight, over every protocol.
 //!
-//! kubefan runs here with `--passthrough=off`, so that every answer is its own.
+//! kubefan runs here with `--access=authorized-cache-only`, so that every answer is its own.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ tests! {
 }
 
 /// The apiserver knows anonymous users, too.
-const ARGS: [&str; 3] = ["--passthrough=off", "--anonymous-auth", "--cache-tables"];
+const ARGS: [&str; 3] = ["--access=authorized-cache-only", "--anonymous-auth", "--cache-tables"];
 /// Rows that are sent at a time. A watch takes a second.
 const CONCURRENCY: usize = 8;
 

@@ -26,7 +26,7 @@ tests! {
 }
 
 async fn a_refusal_shows_nothing_and_starts_nothing() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off", "--on-demand"]).await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only", "--on-demand"]).await;
     let mut grpc = world.grpc().await;
     // Cached or not, existing or not: the same answer, but for the names that were asked for.
     let told = |text: &str, name: &str| text.replace(name, "X");
@@ -73,7 +73,8 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
 
 async fn who_may_not_discover_resources_does_not_learn_their_names() {
     let world =
-        World::start(ApiServer::shared().await, &["--passthrough=off", "--on-demand", "--anonymous-auth"]).await;
+        World::start(ApiServer::shared().await, &["--access=authorized-cache-only", "--on-demand", "--anonymous-auth"])
+            .await;
     let discovery = world.client(Anonymous).get(format!("{}/api/v1", world.api.url())).send().await.unwrap();
     assert_eq!(discovery.status(), StatusCode::FORBIDDEN);
     for (who, names) in [(Anonymous, false), (Stranger, true)] {
@@ -127,7 +128,7 @@ async fn requests_that_act_as_others_are_not_answered_from_the_cache() {
 }
 
 async fn no_token_is_in_a_log_or_metric() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only"]).await;
     for who in [Own, Stranger, Invalid] {
         let request = world.client(who).request(Method::GET, world.url("/api/v1/pods?resourceVersion=0"));
         request.send().await.unwrap();

@@ -24,7 +24,7 @@ tests! {
 }
 
 async fn a_revoked_right_ends_with_its_verdict() {
-    let args = ["--passthrough=off", "tuning.authorizationWebhookCacheAuthorizedTtl=1s"];
+    let args = ["--access=authorized-cache-only", "tuning.authorizationWebhookCacheAuthorizedTtl=1s"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let url = world.url(&format!("/api/v1/namespaces/{}/pods?resourceVersion=0", world.own));
     let client = world.client(Own);
@@ -38,7 +38,7 @@ async fn a_revoked_right_ends_with_its_verdict() {
 }
 
 async fn a_live_watch_ends_when_its_right_is_revoked_and_others_continue() {
-    let args = ["--passthrough=off", "tuning.reauthorizeInterval=1s"];
+    let args = ["--access=authorized-cache-only", "tuning.reauthorizeInterval=1s"];
     let world = World::start(ApiServer::shared().await, &args).await;
     let target = |name: &str| {
         let resource = "configmaps".to_owned();
@@ -82,7 +82,7 @@ async fn continues(world: &World, watch: &mut Streaming<WatchResponse>) {
 }
 
 async fn the_watches_of_a_deleted_pod_end_and_others_continue() {
-    let world = World::start(ApiServer::shared().await, &["--passthrough=off"]).await.with_pods().await;
+    let world = World::start(ApiServer::shared().await, &["--access=authorized-cache-only"]).await.with_pods().await;
     let resource = "configmaps".to_owned();
     let namespace = world.own.clone();
     let target = Some(Target { resource, namespace, ..Target::default() });
@@ -105,7 +105,7 @@ async fn the_watches_of_a_deleted_pod_end_and_others_continue() {
 async fn known_callers_are_served_through_an_outage_and_new_ones_are_not() {
     let api = ApiServer::start(Options::default()).await;
     let args = [
-        "--passthrough=off",
+        "--access=authorized-cache-only",
         "tuning.authenticationTokenWebhookCacheTtl=1s",
         "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
     ];

@@ -122,7 +122,7 @@ async fn kubefan_with(
     grant(api, None, &format!("{namespace}-{name}"), &json!(rules), &account.subject()).await;
     let (cert, key) = api.server_certificate();
     let more = [
-        "--passthrough=off",
+        "--access=authorized-cache-only",
         "tuning.selfCheckInterval=1s",
         "tuning.authenticationTokenWebhookCacheTtl=1s",
         "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",

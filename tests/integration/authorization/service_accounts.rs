@@ -31,7 +31,7 @@ async fn a_token_of_kubefans_own_is_known_without_a_review_until_its_pod_is_dele
     let args = [
         "--resource=pods,configmaps,serviceaccounts",
         "tuning.serviceAccountJwks",
-        "--passthrough=off",
+        "--access=authorized-cache-only",
         // No verdict is kept, so each request is checked.
         "tuning.authenticationTokenWebhookCacheTtl=0s",
         &format!("--api-audiences={AUDIENCE}"),

@@ -31,8 +31,7 @@ async fn a_review_needs_the_delegators_right() {
     let (cert, key) = api.server_certificate();
     let args = [
         "--resource=pods",
-        "--passthrough=off",
-        "--authorization-mode=Webhook",
+        "--access=authorized-cache-only",
         "tuning.authenticationTokenWebhookCacheTtl=1s",
         "--tls-cert-file",
         cert.to_str().unwrap(),
@@ -135,7 +134,7 @@ async fn over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing
     };
     let verdicts = async || (ask(api.client()).await, ask(api.client_as(NOBODY)).await);
     assert_eq!(verdicts().await, (StatusCode::OK, StatusCode::FORBIDDEN));
-    std::fs::write(&config, format!("{head}authorizationMode: AlwaysAllow\n")).unwrap();
+    std::fs::write(&config, format!("{head}access: local\n")).unwrap();
     kubefan.process.hang_up();
     let read = || async { kubefan.process.log().contains("certificate of the data port was read again").then_some(()) };
     wait::until("the reload", wait::SOON, read).await;
@@ -149,16 +148,23 @@ async fn over_tls_callers_are_authorized_by_default_and_a_reload_changes_nothing
 
 async fn a_start_that_would_let_callers_act_as_kubefan_is_refused() {
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-    let serve = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--authorization-mode=Webhook"];
+    let serve = ["serve", "--admin-listen=127.0.0.1:0", "--resource=pods"];
+    let authorized = [&serve[..], &["--listen=127.0.0.1:0", "--access=authorized"]].concat();
     for (args, expected) in [
-        (&["--passthrough=self"][..], "--passthrough=self lets every caller act as kubefan"),
-        (&["--api-audiences=kubefan"], "--api-audiences names audiences of kubefan's own"),
+        (
+            [&serve[..], &tls, &["--listen=0.0.0.0:0", "--access=local-self"]].concat(),
+            "every client that can reach it would act as kubefan",
+        ),
+        (
+            [&authorized[..], &tls, &["--api-audiences=kubefan"]].concat(),
+            "--api-audiences names audiences of kubefan's own",
+        ),
     ] {
-        let ran = run(&[&serve[..], &tls, args].concat()).await;
+        let ran = run(&args).await;
         crate::bad_input::assert_line(expected, &ran, 1, &[expected]);
     }
-    let ran = run(&serve).await;
-    crate::bad_input::assert_line("no TLS", &ran, 1, &["--authorization-mode=Webhook", "--tls-cert-file", "unix:"]);
+    let ran = run(&authorized).await;
+    crate::bad_input::assert_line("no TLS", &ran, 1, &["--access=authorized", "--tls-cert-file", "unix:"]);
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("config");
     let cluster = "{ server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true }";
@@ -168,6 +174,6 @@ async fn a_start_that_would_let_callers_act_as_kubefan_is_refused() {
     );
     std::fs::write(&kubeconfig, text).unwrap();
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
-    let ran = run(&[&serve[..], &tls, &[&*kubeconfig, "--passthrough=off"]].concat()).await;
-    crate::bad_input::assert_line("reviewer", &ran, 1, &["insecure-skip-tls-verify", "--authorization-mode=Webhook"]);
+    let ran = run(&[&authorized[..], &tls, &[&*kubeconfig]].concat()).await;
+    crate::bad_input::assert_line("reviewer", &ran, 1, &["insecure-skip-tls-verify", "--access=authorized"]);
 }

@@ -211,13 +211,14 @@ pub(super) fn content(namespace: &str, name: &str) -> String {
 
 async fn kubefan(api: &ApiServer, args: &[&str]) -> Kubefan {
     let (cert, key) = api.server_certificate();
+    let has_access = args.iter().any(|arg| arg.starts_with("--access="));
+    let access: &[&str] = if has_access { &[] } else { &["--access=authorized"] };
     let fixed = [
-        "--authorization-mode=Webhook",
         "--resource=pods=json+protobuf,configmaps=json+protobuf,namespaces,deployments.apps",
         "--tls-cert-file",
         cert.to_str().unwrap(),
         "--tls-private-key-file",
         key.to_str().unwrap(),
     ];
-    Kubefan::start(api, &[&fixed[..], args].concat()).await
+    Kubefan::start(api, &[&fixed[..], access, args].concat()).await
 }

@@ -32,7 +32,10 @@ const WRONG: &[(&str, &str)] = &[
     ("--set=drainTimeout=soon", "at '/drainTimeout': 'soon' does not match pattern '^$|^[0-9]+(s|m|h)$'"),
     ("--set=service.port=99999", "at '/service/port': maximum: got 99,999, want 65,535"),
     ("--set=node.hostSocket.path=run", "at '/node/hostSocket/path': 'run' does not match pattern '^/.+'"),
-    ("--set=passthrough.mode=self", "at '/passthrough/mode': value must be one of 'caller', 'off', 'impersonate'"),
+    (
+        "--set=access=local",
+        "at '/access': value must be one of 'authorized', 'authorized-cache-only', 'authorized-impersonate'",
+    ),
     ("--set=resources=pods", "at '/resources': got string, want array"),
     ("--set=resources[0].kind=Pod", "additional properties 'kind' not allowed"),
     ("--set-json=resources=[]", "at '/resources': minItems: got 0, want 1"),
@@ -65,7 +68,9 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
     ),
     ("config.kind=Other", "config has kind, which the chart sets"),
     ("node.config.kind=Other", "node.config has kind, which the chart sets"),
-    ("node.enabled=true,passthrough.mode=off", "passthrough.mode=off needs node.enabled=false"),
+    ("node.enabled=true,access=authorized-cache-only", "access=authorized-cache-only needs node.enabled=false"),
+    ("passthrough.mode=off", "passthrough.mode is now access: set access=authorized-cache-only, and passthrough=null"),
+    ("extraArgs={--insecure}", "--insecure of extraArgs is now config.access"),
     ("node.enabled=true,rbac.clusterScoped=false,namespaces={a}", "node.enabled needs rbac.clusterScoped"),
     (
         "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",

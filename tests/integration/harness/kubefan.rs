@@ -65,7 +65,7 @@ impl Kubefan {
         Kubefan::spawn_command(Command::new(program), kubeconfig, "127.0.0.1:0", args).await
     }
 
-    /// Like [`Self::spawn`], with the default of `--authorization-mode`.
+    /// Like [`Self::spawn`], with the default of `--access`.
     pub(crate) async fn spawn_as_given(kubeconfig: &Path, args: &[&str]) -> Kubefan {
         Kubefan::spawn_process(Command::new(binary()), kubeconfig, "127.0.0.1:0", args).await
     }
@@ -93,8 +93,8 @@ impl Kubefan {
     /// read everything, unless `args` say something else.
     async fn spawn_command(command: Command, kubeconfig: &Path, listen: &str, args: &[&str]) -> Kubefan {
         let has = |flag: &str| args.iter().any(|arg| arg.starts_with(flag));
-        let differs = (has("--tls-cert-file") || has("--insecure")) && !has("--authorization-mode");
-        let open: &[&str] = if differs { &["--authorization-mode=AlwaysAllow"] } else { &[] };
+        let differs = has("--tls-cert-file") && !has("--access");
+        let open: &[&str] = if differs { &["--access=local"] } else { &[] };
         Kubefan::spawn_process(command, kubeconfig, listen, &[args, open].concat()).await
     }
 

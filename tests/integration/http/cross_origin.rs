@@ -35,7 +35,9 @@ async fn pages_read_from_kubefan_what_they_may_read_from_the_apiserver() {
     let api = ApiServer::start(Options::default().flag(r"--cors-allowed-origins=^https://dash\.example$")).await;
     let cached = ["--resource=configmaps"];
     let kubefan = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &cached).await;
-    let alone = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &[&cached[..], &["--passthrough=off"]].concat()).await;
+    let alone =
+        Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &[&cached[..], &["--access=authorized-cache-only"]].concat())
+            .await;
     kubefan.ready().await;
     alone.ready().await;
     let ca = Certificate::from_pem(&fs::read(api.ca_pem_path()).unwrap()).unwrap();

@@ -84,7 +84,7 @@ async fn a_partial_cache_answers_only_requests_for_its_part() {
     let simulated = two_nodes().await;
     let args = ["--resource=pods", "--upstream-field-selector=spec.nodeName=n1"];
     let kubefan = simulated.kubefan(&args).await;
-    let shut = simulated.kubefan(&[&args[..], &["--passthrough=off"]].concat()).await;
+    let shut = simulated.kubefan(&[&args[..], &["--access=local-cache-only"]].concat()).await;
     let all = format!("{PODS}?{ANY}");
     let part = format!("{all}&fieldSelector=spec.nodeName%3Dn1");
     for (path, cached, expected) in [
@@ -125,7 +125,7 @@ fn owned(names: &[&str]) -> Vec<String> {
 
 async fn without_passthrough_reads_start_caches_and_are_proved() {
     let simulated = Simulated::start().await;
-    let kubefan = simulated.kubefan(&["--on-demand", "--passthrough=off"]).await;
+    let kubefan = simulated.kubefan(&["--on-demand", "--access=local-cache-only"]).await;
     let configmaps = GroupVersionResource::new("", "v1", "configmaps");
     // The cluster's version advances and the pods' does not, so a look-up alone proves nothing
     // about pods.
@@ -323,7 +323,7 @@ async fn a_web_page_of_another_host_cannot_read() {
     let content_type = answer.headers()["content-type"].to_str().unwrap();
     assert_eq!((answer.status(), content_type), (StatusCode::OK, "application/grpc"));
     // On every address, the names of Services and those that a flag allows are known.
-    let args = ["--insecure", "--resource=pods", "--allowed-hosts=kubefan.example,*.corp.example"];
+    let args = ["--access=insecure", "--resource=pods", "--allowed-hosts=kubefan.example,*.corp.example"];
     let open = Kubefan::spawn_at(&simulated.kubeconfig(), "0.0.0.0:0", &args).await;
     open.ready().await;
     for (host, code) in [

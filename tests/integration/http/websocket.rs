@@ -175,7 +175,7 @@ async fn a_websocket_watch_sends_the_same_messages_as_the_apiserver() {
     api.compact_etcd(make("b", "off").await).await;
     api.restart().await;
     let then = make("c", "off").await;
-    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--passthrough=off"]).await;
+    let kubefan = Kubefan::start(&api, &["--resource=configmaps", "--access=local-cache-only"]).await;
     let partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let protobuf = ("Accept", "application/vnd.kubernetes.protobuf");
     use Match::{Exactly, Expired, InAnyOrder};

@@ -31,9 +31,8 @@ use crate::harness::{
 /// Only these two resources are cached.
 const RESOURCES: [&str; 3] = ["--on-demand=false", "--resource=configmaps", "--resource=pods"];
 /// Rights and tokens are reviewed often, so that a step need not wait for long.
-const REVIEWS: [&str; 6] = [
-    "--passthrough=off",
-    "--authorization-mode=Webhook",
+const REVIEWS: [&str; 5] = [
+    "--access=authorized-cache-only",
     "tuning.reauthorizeInterval=1s",
     "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
     "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",

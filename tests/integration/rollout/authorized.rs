@@ -43,8 +43,7 @@ pub(super) async fn nothing_moves_while_callers_cannot_be_authorized() {
     let flags = vec![
         format!("--tls-cert-file={}", certificate.display()),
         format!("--tls-private-key-file={}", key.display()),
-        "--authorization-mode=Webhook".to_owned(),
-        "--passthrough=off".to_owned(),
+        "--access=authorized-cache-only".to_owned(),
         "tuning.reauthorizeInterval=2s".to_owned(),
         "tuning.authenticationTokenWebhookCacheTtl=1s".to_owned(),
         "tuning.authorizationWebhookCacheAuthorizedTtl=1s".to_owned(),

@@ -384,7 +384,7 @@ def test_denials_revocations_and_tokens(kind: str, api: ApiServer, tmp_path: Pat
         files["server.pem"],
         "--tls-private-key-file",
         str(api.directory / "server-key.pem"),
-        "--authorization-mode=Webhook",
+        "--access=authorized",
         "tuning.reauthorizeInterval=1s",
         "tuning.authorizationWebhookCacheAuthorizedTtl=1s",
         "tuning.authorizationWebhookCacheUnauthorizedTtl=1s",

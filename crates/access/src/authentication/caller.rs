@@ -16,7 +16,7 @@ pub type Clock = fn() -> SystemTime;
 /// A caller, as the authenticator knows it.
 #[derive(Debug, Clone)]
 pub enum Caller {
-    /// Callers are not distinguished (`--authorization-mode=AlwaysAllow`).
+    /// Callers are not distinguished (`--access=local` and `insecure`).
     Any,
     /// This user.
     Known(Arc<KnownCaller>),

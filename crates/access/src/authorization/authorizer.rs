@@ -128,7 +128,7 @@ impl Authorizer {
     pub async fn explain(&self, user: Identity, read: &Read, holder: Holder) -> Result<Explanation, Denial> {
         match self {
             Self::AlwaysAllow => {
-                Ok(Explanation::always_allowed("every caller may read everything (--authorization-mode=AlwaysAllow)"))
+                Ok(Explanation::always_allowed("every caller may read everything (--access=local or insecure)"))
             }
             Self::Webhook(webhook) => webhook.explain(user, read, holder).await,
         }

@@ -70,22 +70,3 @@ fn records(flag: &'static str, given: usize) -> Result<usize, ConfigError> {
         given => Ok(given),
     }
 }
-
-impl AuditOptions {
-    /// Refuses what has no effect without a log.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let given = [
-            ("limits.auditLogMaxsize", self.audit_log_maxsize.is_some()),
-            ("limits.auditLogMaxbackup", self.audit_log_maxbackup.is_some()),
-            ("limits.auditLogMaxage", self.audit_log_maxage.is_some()),
-            ("--audit-log-mode", self.audit_log_mode.is_some()),
-            ("limits.auditLogBatchBufferSize", self.audit_log_batch_buffer_size.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given && self.audit_log_path.is_none()) {
-            Some((flag, _)) => ConfigError::contradiction(format!(
-                "{flag} has no effect without --audit-log-path; give both or neither"
-            )),
-            None => Ok(()),
-        }
-    }
-}

@@ -3,45 +3,49 @@
 
 use std::{path::PathBuf, time};
 
-use serde::Deserialize;
-
 use super::{
-    ConfigError, Duration, ListenAddress,
-    passthrough::PassthroughMode,
+    ConfigError, Duration,
+    access::{Access, Need},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
-    serving::ServingConfig,
 };
 
 /// What callers may read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthorizationMode {
     /// What the apiserver lets them read, by SubjectAccessReview.
-    #[value(name = "Webhook")]
     Webhook,
     /// Everything.
-    #[value(name = "AlwaysAllow")]
     AlwaysAllow,
 }
 
-kubefan_common::display_choice!(AuthorizationMode);
 section! {
     heading: "Callers";
     /// Who callers are and what they may read, as given.
     options: CallerOptions;
     /// Who callers are and what they may read.
-    config: CallerConfig {}
+    config: CallerConfig {
+        /// The rule by which callers read, of the profile.
+        mode: AuthorizationMode, mode;
+    }
 
-    /// Let callers read what the apiserver lets them read (Webhook), or everything that is cached
-    /// (AlwaysAllow). With Webhook, kubefan asks the apiserver whose token it is and what its user
-    /// may read (TokenReview, SubjectAccessReview); its account needs the ClusterRole
-    /// system:auth-delegator
-    /// [default: AlwaysAllow if --listen is a loopback address without TLS or a Unix socket that
-    /// only kubefan's user can use, otherwise Webhook]
-    authorization_mode("MODE"): AuthorizationMode => mode: AuthorizationMode, or_webhook;
+    /// What callers may read, and what happens to requests that no cache answers. authorized:
+    /// callers read what the apiserver lets them read (TokenReview, SubjectAccessReview; kubefan's
+    /// account needs the ClusterRole system:auth-delegator), and other requests are forwarded with
+    /// the caller's credentials. authorized-impersonate: they are forwarded with kubefan's
+    /// credentials and Impersonate-User. authorized-cache-only: they are refused. local, on a
+    /// loopback address or a Unix socket only: every caller reads everything that is cached, and
+    /// other requests are forwarded with the caller's credentials. local-self: they are forwarded
+    /// with kubefan's own, as by kubectl proxy. local-cache-only: they are refused. insecure,
+    /// insecure-cache-only: as local, for every client that can reach any address
+    /// [default: local if --listen is a loopback address without TLS or a Unix socket that only
+    /// kubefan's user can use, otherwise authorized]
+    #[arg(hide_possible_values = true)]
+    access("PROFILE"): Access => access: Access, or_authorized;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
-    /// --passthrough=off or --passthrough=impersonate. Repeat it, or separate names by commas
+    /// --access=authorized-cache-only or --access=authorized-impersonate. Repeat it, or separate
+    /// names by commas
     /// [default: tokens for the apiserver]
     #[arg(value_delimiter = ',')]
     api_audiences("NAME"): Vec<String> => api_audiences: Vec<String>, names(is_text, "an empty text is no audience");
@@ -94,14 +98,13 @@ section! {
     /// How long a refusal counts. Shorten it if new rights must count sooner.
     tuning.authorization_webhook_cache_unauthorized_ttl("DURATION"): Duration = Duration::from_secs(30)
         => unauthorized_ttl: time::Duration, up_to_a_day;
-    /// Let members of this group read everything, without a review. Repeat it, or separate names by
-    /// commas. Change it if other callers are trusted with everything, or none are.
+    /// Let members of this group read everything, without a review. Change it if other callers are
+    /// trusted with everything, or none are.
     /// [default: system:masters]
     tuning.authorization_always_allow_groups("GROUP"): Vec<String> => always_allow_groups: Vec<String>, groups;
     /// Leave this extra of users out of reviews, such as authentication.kubernetes.io/pod-name.
     /// Then all pods of a service account share their verdicts. Only for extras that give no right.
-    /// Repeat it, or separate keys by commas. Set it if reviews of many pods with equal rights load
-    /// the apiserver.
+    /// Set it if reviews of many pods with equal rights load the apiserver.
     tuning.authorization_ignore_extra("KEY"): Vec<String> => ignored_extra: Vec<String>, names(is_text, "an empty text is no key");
     /// Of a list or watch, ask for the right to the whole resource first, then to the namespace,
     /// then to exactly what is read, so that one review serves many reads. Turn it off if an
@@ -118,20 +121,14 @@ section! {
         => reauthorize_interval: time::Duration, wait;
 }
 
-/// [`default_mode`] takes the place of a mode that is not given. Without it, nothing is open.
-fn or_webhook(_: &'static str, given: Option<AuthorizationMode>) -> Result<AuthorizationMode, ConfigError> {
-    Ok(given.unwrap_or(AuthorizationMode::Webhook))
+/// [`Access::default_for`] takes the place of a profile that is not given. Without it, nothing is
+/// open.
+fn or_authorized(_: &'static str, given: Option<Access>) -> Result<Access, ConfigError> {
+    Ok(given.unwrap_or(Access::Authorized))
 }
 
-/// The mode if none is given. Only what the users of this machine reach without TLS is open, as
-/// with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects callers that
-/// differ.
-pub(super) fn default_mode(serving: &ServingConfig) -> AuthorizationMode {
-    let is_open = match &serving.listen {
-        ListenAddress::Unix(_) => serving.listen_mode.is_owners(),
-        ListenAddress::Tcp(_) => serving.listen.is_local() && serving.tls.is_none(),
-    };
-    if is_open { AuthorizationMode::AlwaysAllow } else { AuthorizationMode::Webhook }
+fn mode(options: &CallerOptions) -> Result<AuthorizationMode, ConfigError> {
+    Ok(options.access.unwrap_or(Access::Authorized).mode())
 }
 
 fn is_text(text: &str) -> bool {
@@ -144,101 +141,33 @@ fn groups(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<String>,
 }
 
 impl CallerOptions {
-    /// Refuses what has no effect, and what would let callers act as kubefan or as others.
-    /// `is_given`: the mode is not the default.
-    pub(super) fn check(
-        &self,
-        callers: &CallerConfig,
-        is_given: bool,
-        serving: &ServingConfig,
-        passthrough: PassthroughMode,
-    ) -> Result<(), ConfigError> {
-        let listen = &serving.listen;
-        if callers.mode == AuthorizationMode::AlwaysAllow && passthrough == PassthroughMode::Impersonate {
-            return ConfigError::contradiction(
-                "--passthrough=impersonate acts as callers, and kubefan does not know them with --authorization-mode=AlwaysAllow; \
-                 add --authorization-mode=Webhook (over TLS, or on a Unix socket)",
-            );
+    /// Refuses what has no effect, and what would let callers act as others.
+    pub(super) fn check(&self, callers: &CallerConfig) -> Result<(), ConfigError> {
+        let access = callers.access;
+        let about_callers = [
+            ("--api-audiences", self.api_audiences.is_some()),
+            ("--client-ca-file", self.client_ca_file.is_some()),
+            ("--anonymous-auth", callers.anonymous),
+            ("--admin-authorization", callers.admin_authorization),
+            ("tuning.authenticationSkipLookup", callers.skip_lookup),
+            ("tuning.authorizationAlwaysAllowGroups", self.authorization_always_allow_groups.is_some()),
+            ("tuning.authorizationIgnoreExtra", self.authorization_ignore_extra.is_some()),
+            ("tuning.serviceAccountJwks", callers.service_account_jwks),
+        ];
+        for (option, _) in about_callers.into_iter().filter(|(_, given)| *given) {
+            access.require(option, Need::KnownCallers)?;
         }
-        if callers.mode == AuthorizationMode::AlwaysAllow {
-            let given = [
-                ("--api-audiences", self.api_audiences.is_some()),
-                ("--client-ca-file", self.client_ca_file.is_some()),
-                ("tuning.authenticationSkipLookup", self.authentication_skip_lookup == Some(true)),
-                ("--anonymous-auth", self.anonymous_auth == Some(true)),
-                ("tuning.authorizationAlwaysAllowGroups", self.authorization_always_allow_groups.is_some()),
-                ("tuning.authorizationIgnoreExtra", self.authorization_ignore_extra.is_some()),
-                ("--admin-authorization", callers.admin_authorization),
-                ("tuning.serviceAccountJwks", callers.service_account_jwks),
-            ];
-            return match given.iter().find(|(_, given)| *given) {
-                Some((flag, _)) => ConfigError::contradiction(format!(
-                    "{flag} has no effect with --authorization-mode=AlwaysAllow; add --authorization-mode=Webhook"
-                )),
-                None => Ok(()),
-            };
+        if !callers.api_audiences.is_empty() {
+            access.require("--api-audiences", Need::NoTokenForwarded)?;
         }
-        if passthrough == PassthroughMode::Own && !is_given {
-            let (with, flag) = match listen {
-                ListenAddress::Unix(_) => (format!("--listen-mode={}", serving.listen_mode), "--listen-mode"),
-                ListenAddress::Tcp(_) => ("TLS".to_owned(), "--tls-cert-file"),
-            };
-            return ConfigError::contradiction(format!(
-                "--passthrough=self lets every caller act as kubefan, and with {with} callers read only what they may \
-                 (--authorization-mode=Webhook is the default then); leave {flag} out, or add --authorization-mode=AlwaysAllow"
-            ));
-        }
-        if passthrough == PassthroughMode::Own {
-            return ConfigError::contradiction(
-                "--passthrough=self lets every caller act as kubefan, and --authorization-mode=Webhook lets callers read \
-                 only what they may; give only one of them",
-            );
-        }
-        if passthrough == PassthroughMode::Caller && !callers.api_audiences.is_empty() {
-            return ConfigError::contradiction(
-                "--api-audiences names audiences of kubefan's own, and the apiserver would refuse their tokens if they were \
-                 passed on; add --passthrough=off or --passthrough=impersonate, or leave --api-audiences out",
-            );
-        }
-        if callers.client_ca_file.is_some() && serving.tls.is_none() {
-            return ConfigError::contradiction(
-                "--client-ca-file has no effect without TLS, where clients present no certificates; add --tls-cert-file and \
-                 --tls-private-key-file",
-            );
-        }
-        if passthrough == PassthroughMode::Impersonate && !callers.ignored_extra.is_empty() {
-            return ConfigError::contradiction(
-                "tuning.authorizationIgnoreExtra leaves extras out of what kubefan knows of a user, and --passthrough=impersonate \
-                 would act as the user without them; give only one of them",
-            );
+        if !callers.ignored_extra.is_empty() {
+            access.require("tuning.authorizationIgnoreExtra", Need::NoImpersonation)?;
         }
         if callers.service_account_jwks && callers.api_audiences.is_empty() {
             return ConfigError::contradiction(
                 "tuning.serviceAccountJwks is for tokens of kubefan's own, because it cannot see everything that ends a token; add \
                  --api-audiences, or leave it out",
             );
-        }
-        if callers.admin_authorization && matches!(serving.admin_listen, ListenAddress::Tcp(_)) && serving.tls.is_none()
-        {
-            return ConfigError::contradiction(
-                "--admin-authorization needs TLS, because others could read the tokens of callers on the way; add --tls-cert-file \
-                 and --tls-private-key-file, or serve the admin port on a Unix socket (--admin-listen unix:PATH)",
-            );
-        }
-        let is_exposed = matches!(listen, ListenAddress::Tcp(_)) && serving.tls.is_none();
-        if is_exposed && !callers.anonymous && !is_given {
-            return ConfigError::contradiction(format!(
-                "--listen {listen} can be reached by other machines, so callers are authorized (--authorization-mode=Webhook), \
-                 and that needs TLS, because others could read their tokens on the way; add --tls-cert-file and \
-                 --tls-private-key-file, or listen on 127.0.0.1 or on unix:PATH, or let every client that can reach it read \
-                 everything cached with --authorization-mode=AlwaysAllow --insecure"
-            ));
-        }
-        if is_exposed && !callers.anonymous {
-            return ConfigError::contradiction(format!(
-                "--authorization-mode=Webhook with --listen {listen} needs TLS: callers could send no token, because others could \
-                 read it on the way; add --tls-cert-file and --tls-private-key-file, or listen on unix:PATH"
-            ));
         }
         Ok(())
     }

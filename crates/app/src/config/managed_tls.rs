@@ -5,7 +5,10 @@ use std::time;
 use kubefan_managed_tls::{Lifetimes, ManagedOptions, ObjectName, PEER_NAME, is_dns_label};
 use kubefan_server::transport::certificate::TlsFiles;
 
-use super::{ConfigError, Duration, rules::unusable};
+use super::{
+    ConfigError, Duration,
+    rules::{needs, together, unusable},
+};
 
 /// The ConfigMaps that the CA may be written to, and the copies of the certificate.
 const OBJECTS_MAX: usize = 1000;
@@ -17,6 +20,7 @@ const LIFETIME_MIN: Duration = Duration::from_secs(4);
 const LIFETIME_MAX: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
 const COPIES_FLAG: &str = "--tls-managed-copies";
+const DNS_NAMES_FLAG: &str = "--tls-managed-dns-names";
 const DAY_SECONDS: u64 = 24 * 3600;
 /// A certificate of 90 days is renewed 30 days before its end, as cert-manager does.
 pub(super) const DEFAULT_LIFETIMES: Lifetimes = Lifetimes {
@@ -63,20 +67,11 @@ fn lifetime(
 
 /// The managed certificate, if there is one.
 pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> {
-    let given = [
-        ("--tls-managed-dns-names", options.dns_names.is_some()),
-        ("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()),
-        (COPIES_FLAG, options.copies.is_some()),
-        ("tuning.tlsManagedLifetime", options.lifetime.is_some()),
-        ("tuning.tlsManagedCaLifetime", options.ca_lifetime.is_some()),
-        ("tuning.tlsManagedCaOverlap", options.ca_overlap.is_some()),
-    ];
-    let Some(secret) = options.secret.clone() else {
-        return match given.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => ConfigError::contradiction(format!("{flag} has no effect without --tls-managed-secret")),
-            None => Ok(None),
-        };
-    };
+    let has_secret = ("--tls-managed-secret", options.secret.is_some());
+    together(has_secret, (DNS_NAMES_FLAG, options.dns_names.as_ref().is_some_and(|names| !names.is_empty())))?;
+    needs(("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()), has_secret)?;
+    needs((COPIES_FLAG, options.copies.is_some()), has_secret)?;
+    let Some(secret) = options.secret.clone() else { return Ok(None) };
     if options.has_files {
         return ConfigError::contradiction(
             "--tls-managed-secret makes the certificate, and --tls-cert-file and --tls-private-key-file name another one; \
@@ -97,14 +92,13 @@ pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> 
         overlap: lifetime("tuning.tlsManagedCaOverlap", options.ca_overlap, DEFAULT_LIFETIMES.overlap)?,
     };
     if lifetimes.ca < lifetimes.ca_min() {
-        return ConfigError::contradiction(format!(
-            "tuning.tlsManagedCaLifetime {} is too short: with tuning.tlsManagedLifetime {} and tuning.tlsManagedCaOverlap {} it must \
-             be at least {}",
-            Duration(lifetimes.ca),
+        let problem = format!(
+            "too short: with tuning.tlsManagedLifetime {} and tuning.tlsManagedCaOverlap {} it must be at least {}",
             Duration(lifetimes.certificate),
             Duration(lifetimes.overlap),
             Duration(lifetimes.ca_min()),
-        ));
+        );
+        return Err(unusable("tuning.tlsManagedCaLifetime", Duration(lifetimes.ca), problem));
     }
     Ok(Some(TlsSource::Managed(ManagedOptions { secret, dns_names, ca_config_maps, copies, lifetimes })))
 }
@@ -121,12 +115,7 @@ fn objects(flag: &'static str, given: Option<Vec<ObjectName>>) -> Result<Vec<Obj
 }
 
 fn dns_names(given: &[String]) -> Result<Vec<String>, ConfigError> {
-    const FLAG: &str = "--tls-managed-dns-names";
-    if given.is_empty() {
-        return ConfigError::contradiction(format!(
-            "--tls-managed-secret needs {FLAG}: the names by which clients connect, such as kubefan.kubefan.svc"
-        ));
-    }
+    const FLAG: &str = DNS_NAMES_FLAG;
     if given.len() > DNS_NAMES_MAX {
         return Err(unusable(FLAG, given.len(), format!("at most {DNS_NAMES_MAX} names")));
     }
@@ -187,7 +176,9 @@ mod tests {
         let names = |options: &mut Given, name: &str| options.dns_names = Some(vec![name.to_owned()]);
         assert!(problem(|options| options.has_files = true).contains("give only one of them"));
         assert!(problem(|options| options.dns_names = None).contains("needs --tls-managed-dns-names"));
-        assert!(problem(|options| options.secret = None).contains("--tls-managed-dns-names has no effect"));
+        assert!(
+            problem(|options| options.secret = None).contains("--tls-managed-dns-names needs --tls-managed-secret")
+        );
         for name in ["", "a b", "https://a", "10.0.0.1:1", "*", "a.*.b", "-a"] {
             let refused = given(|options| names(options, name)).unwrap_err();
             assert!(refused.starts_with("--tls-managed-dns-names ") && refused.contains("no DNS name"), "{refused}");

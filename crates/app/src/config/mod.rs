@@ -9,6 +9,7 @@
 //! `limits` if it limits what clients, caches or files take, or under `tuning`. `moved` has the flags of
 //! earlier versions.
 
+pub mod access;
 pub mod audit;
 pub mod cache;
 pub mod callers;
@@ -35,6 +36,7 @@ pub mod traces;
 pub mod units;
 pub mod upstream;
 
+pub use access::Access;
 pub use audit::{AuditConfig, AuditMode};
 pub use cache::CacheCompression;
 pub use callers::{AuthorizationMode, CallerConfig};

@@ -5,8 +5,9 @@ use kubefan_access::modes::{Mode, ModeRule, Modes};
 use serde::de::MapAccess;
 
 use super::{
-    AuthorizationMode, CallerConfig, ConfigError,
-    passthrough::PassthroughConfig,
+    ConfigError,
+    access::{Access, Need},
+    rules::unusable,
     section::{FileKey, SecondVariable, Section},
 };
 
@@ -65,24 +66,17 @@ impl ModeOptions {
 
 impl ModeConfig {
     /// Refuses rules that could not be followed.
-    pub(super) fn check(&self, callers: &CallerConfig, passthrough: &PassthroughConfig) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, access: Access) -> Result<(), ConfigError> {
         let any = |is_wrong: fn(&ModeRule) -> bool| self.modes.rules().iter().any(is_wrong);
-        if any(|rule| rule.mode == Mode::Passthrough) && passthrough.credentials.is_none() {
-            return ConfigError::contradiction(
-                "modes with mode: Passthrough need a way to the apiserver, and --passthrough=off leaves none; give only one of \
-                 them",
-            );
+        if any(|rule| rule.mode == Mode::Passthrough) {
+            access.require("mode: Passthrough", Need::Forwarding)?;
         }
-        if any(ModeRule::names_callers) && callers.mode == AuthorizationMode::AlwaysAllow {
-            return ConfigError::contradiction(
-                "modes with users or groups need to know who callers are, and with --authorization-mode=AlwaysAllow kubefan does \
-                 not; leave users and groups out, or add --authorization-mode=Webhook (over TLS, or on a Unix socket)",
-            );
+        if any(ModeRule::names_callers) {
+            access.require("a mode with users or groups", Need::KnownCallers)?;
         }
         if any(|rule| rule.resources.is_empty()) {
-            return ConfigError::contradiction(
-                "modes has a rule for no resource; name resources, like resources: [pods], or [\"*\"] for all",
-            );
+            let problem = "a rule for no resource; name resources, like resources: [pods], or [\"*\"] for all";
+            return Err(unusable("modes", "resources: []", problem));
         }
         Ok(())
     }

@@ -15,7 +15,8 @@ struct Moved {
     flags: &'static [&'static str],
 }
 
-const MOVED: [Moved; 2] = [
+const MOVED: [Moved; 3] = [
+    Moved { to: "--access", flags: &["authorization-mode", "insecure", "passthrough"] },
     Moved {
         to: "limits",
         flags: &[
@@ -124,7 +125,10 @@ pub fn flag(flag: &str) -> Option<String> {
     let name = flag.strip_prefix("--")?;
     let moved = MOVED.iter().find(|moved| moved.flags.contains(&name))?;
     let place = moved.place_of(name);
-    Some(if moved.is_flag() { place } else { format!("{place} in the configuration file (--config)") })
+    if moved.is_flag() {
+        return Some(format!("a part of {place} (kubefan serve --help lists its profiles)"));
+    }
+    Some(format!("{place} in the configuration file (--config)"))
 }
 
 /// The environment variables of the flags that moved, with the flags.
@@ -135,7 +139,11 @@ pub fn variables() -> impl Iterator<Item = (String, String)> {
 
 /// The new place of a key that was at the top of the configuration file.
 pub(super) fn key(key: &str) -> Option<String> {
-    all().find(|(flag, _)| camel(flag) == key).map(|(_, place)| place)
+    let (_, place) = all().find(|(flag, _)| camel(flag) == key)?;
+    Some(match place.strip_prefix("--") {
+        Some(flag) => format!("a part of {flag}"),
+        None => place,
+    })
 }
 
 /// The name of a flag's key in the configuration file.
@@ -167,6 +175,8 @@ mod tests {
         assert_eq!(flag("--reads-max").unwrap(), "limits.readsMax in the configuration file (--config)");
         assert_eq!(key("readsMax").unwrap(), "limits.readsMax");
         assert!(variables().any(|(name, flag)| name == "KUBEFAN_READS_MAX" && flag == "--reads-max"));
+        assert!(flag("--insecure").unwrap().starts_with("a part of --access (kubefan serve --help"));
+        assert_eq!(key("passthrough").unwrap(), "a part of access");
         assert_eq!((flag("--listen"), flag("reads-max"), key("listen")), (None, None, None));
     }
 }

@@ -8,7 +8,11 @@ use kubefan_informers::ConfiguredResource;
 use kubefan_model::Media;
 use kubefan_upstream::{kubefan_client::KubefanSettings, settings::UpstreamSettings};
 
-use super::{ConfigError, rules::unusable};
+use super::{
+    ConfigError,
+    on_demand::OnDemandConfig,
+    rules::{together, unusable},
+};
 
 const FLAG: &str = "--upstream";
 
@@ -49,44 +53,32 @@ pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError
         given.into_iter().filter_map(flag).find(|flag| !needs_tls || *flag != "--upstream-token-file")
     };
     let Some(address) = address else {
-        return match (given(false), upstream) {
-            (Some(flag), None) => ConfigError::contradiction(format!("{flag} has no effect without --upstream")),
-            (Some(flag), Some(file)) => ConfigError::contradiction(format!(
-                "{flag} has no effect with --upstream {file}, a kubeconfig, which has its own; give only one of them, or \
-                 name a gRPC address like https://HOST:7443"
-            )),
-            (None, None) => Ok(None),
-            (None, Some(file)) => {
-                let kubeconfig = Some(PathBuf::from(file));
-                Ok(Some(SourceSettings::Http(UpstreamSettings { kubeconfig, context: None })))
-            }
-        };
-    };
-    let has_tls = address.starts_with("https://");
-    let host = host(address);
-    if !has_tls && !address.starts_with("unix:") {
-        if !is_loopback(host) {
-            let problem = format!(
-                "others on the way could read and change what is sent without TLS; write https://{} (kubefan serve \
-                 --tls-cert-file there)",
-                authority(address)
-            );
-            return Err(unusable(FLAG, address, problem));
-        }
-        if token_file.is_some() {
+        if let Some(flag) = given(false) {
             return ConfigError::contradiction(format!(
-                "--upstream-token-file needs TLS or a Unix socket, and --upstream {address} has neither"
+                "{flag} needs a gRPC address as --upstream, like https://HOST:7443"
             ));
         }
+        let http =
+            |file| SourceSettings::Http(UpstreamSettings { kubeconfig: Some(PathBuf::from(file)), context: None });
+        return Ok(upstream.map(http));
+    };
+    let has_tls = address.starts_with("https://");
+    let is_socket = address.starts_with("unix:");
+    if !has_tls && !is_socket && !is_loopback(host(address)) {
+        let problem = format!(
+            "others on the way could read and change what is sent without TLS; write https://{} (kubefan serve \
+             --tls-cert-file there)",
+            authority(address)
+        );
+        return Err(unusable(FLAG, address, problem));
     }
-    if !has_tls && let Some(flag) = given(true) {
+    if !has_tls && let Some(flag) = given(is_socket) {
         return ConfigError::contradiction(format!("{flag} needs TLS, and --upstream {address} has none"));
     }
-    let certificate = match (certificate_file, key_file) {
-        (Some(certificate_file), Some(key_file)) => Some(ClientCertificate { certificate_file, key_file }),
-        (None, None) => None,
-        _ => return ConfigError::contradiction("--upstream-cert-file and --upstream-key-file need each other"),
-    };
+    together(("--upstream-cert-file", certificate_file.is_some()), ("--upstream-key-file", key_file.is_some()))?;
+    let certificate = certificate_file
+        .zip(key_file)
+        .map(|(certificate_file, key_file)| ClientCertificate { certificate_file, key_file });
     if certificate.is_some() && token_file.is_some() {
         return ConfigError::contradiction(
             "--upstream-cert-file and --upstream-token-file name two accounts; give only one of them",
@@ -96,27 +88,25 @@ pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError
     Ok(Some(SourceSettings::Grpc(KubefanSettings { address, ca_file, token_file, certificate, server_name })))
 }
 
-/// Refuses objects in a form that a kubefan does not send over gRPC. Protobuf is on by default, and
+/// Refuses objects in a form that is not cached. Protobuf is on by default, and where there is none,
 /// requests for it go upstream.
 pub(super) fn check_forms(
     source: Option<&SourceSettings>,
     resources: &[ConfiguredResource],
-    caches_tables: bool,
+    on_demand: &OnDemandConfig,
 ) -> Result<(), ConfigError> {
-    if !matches!(source, Some(SourceSettings::Grpc(_))) {
-        return Ok(());
-    }
-    let needs = |flag: String| {
-        ConfigError::contradiction(format!(
-            "{flag} needs a kubeconfig as --upstream: a kubefan reads only JSON from another one over gRPC"
-        ))
-    };
+    let is_grpc = matches!(source, Some(SourceSettings::Grpc(_)));
     let is_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
-    match resources.iter().find(is_protobuf) {
-        Some(resource) => needs(format!("--resource {}=protobuf", resource.name)),
-        None if caches_tables => needs("--cache-tables".to_owned()),
-        None => Ok(()),
-    }
+    let protobuf = resources.iter().find(is_protobuf).map(|resource| format!("--resource {}=protobuf", resource.name));
+    let problem = match (&protobuf, on_demand.protobuf()) {
+        (Some(flag), None) => Some(format!("{flag} has no effect with tuning.protobuf: off; give only one of them")),
+        _ => None,
+    };
+    let tables = on_demand.caches_tables.then(|| "--cache-tables".to_owned());
+    let not_over_grpc = protobuf.or(tables).filter(|_| is_grpc).map(|flag| {
+        format!("{flag} needs a kubeconfig as --upstream: a kubefan reads only JSON from another one over gRPC")
+    });
+    problem.or(not_over_grpc).map_or(Ok(()), ConfigError::contradiction)
 }
 
 /// Whether a text is an address, as `kubefan get --server` takes it, and not the name of a file.
@@ -183,14 +173,14 @@ mod tests {
         }
         let file = || Some(PathBuf::from("f"));
         let token = |upstream: &str| Given { token_file: file(), ..given(upstream) };
-        assert!(problem(token("localhost:7443")).contains("needs TLS or a Unix socket"));
-        assert!(problem(token("kubeconfig")).contains("a kubeconfig, which has its own"));
+        assert!(problem(token("localhost:7443")).contains("--upstream-token-file needs TLS"));
+        assert!(problem(token("kubeconfig")).contains("needs a gRPC address as --upstream"));
         let alone = Given { ca_file: file(), ..Given::default() };
-        assert_eq!(problem(alone), "--upstream-ca-file has no effect without --upstream");
+        assert!(problem(alone).starts_with("--upstream-ca-file needs a gRPC address as --upstream"));
         let ca = Given { ca_file: file(), ..given("unix:/run/k") };
         assert!(problem(ca).starts_with("--upstream-ca-file needs TLS"));
         let certificate = Given { certificate_file: file(), ..given("https://h:1") };
-        assert!(problem(certificate.clone()).contains("need each other"));
+        assert_eq!(problem(certificate.clone()), "--upstream-cert-file needs --upstream-key-file");
         let both = Given { key_file: file(), token_file: file(), ..certificate };
         assert!(problem(both).contains("two accounts"));
         assert!(source(token("unix:/run/k")).is_ok() && source(token("https://h:1")).is_ok());

@@ -6,7 +6,7 @@ use std::time;
 use serde::Deserialize;
 
 use super::{
-    ByteSize, ConfigError, Duration,
+    ByteSize, Duration,
     rules::{any, at_least, or_false, size, wait},
     section::section,
 };
@@ -86,34 +86,5 @@ impl OnDemandConfig {
     pub fn tables(&self) -> Option<FormConfig> {
         let form = FormConfig { bytes_max: self.tables_bytes_max, idle_timeout: self.idle_timeout };
         self.caches_tables.then_some(form)
-    }
-}
-
-impl OnDemandOptions {
-    /// Refuses limits of a cache that is off. `on_demand` stands for --on-demand where it is not
-    /// given.
-    pub(super) fn check_limits(&self, on_demand: bool) -> Result<(), ConfigError> {
-        if self.cache_tables != Some(true) && self.cache_tables_bytes_max.is_some() {
-            return ConfigError::contradiction(
-                "limits.cacheTablesBytesMax has no effect without --cache-tables; add it",
-            );
-        }
-        if self.protobuf == Some(ProtobufMode::Off) && self.protobuf_bytes_max.is_some() {
-            return ConfigError::contradiction(
-                "limits.protobufBytesMax has no effect with tuning.protobuf=off; give only one of them",
-            );
-        }
-        let limits = [
-            ("limits.onDemandResourcesMax", self.on_demand_resources_max.is_some()),
-            ("limits.onDemandObjectsMax", self.on_demand_objects_max.is_some()),
-            ("limits.onDemandBytesMax", self.on_demand_bytes_max.is_some()),
-            ("tuning.onDemandIdleTimeout", self.on_demand_idle_timeout.is_some()),
-        ];
-        match limits.iter().find(|(_, given)| *given) {
-            Some((flag, _)) if !self.on_demand.unwrap_or(on_demand) => {
-                ConfigError::contradiction(format!("{flag} has no effect without --on-demand; give both or neither"))
-            }
-            _ => Ok(()),
-        }
     }
 }

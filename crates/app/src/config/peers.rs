@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, optional, size, unusable, wait},
+    rules::{any, needs, optional, size, unusable, wait},
     section::section,
 };
 
@@ -151,8 +151,8 @@ section! {
     /// Start by listing, even if --peers is given. Turn it on if you distrust the state of the
     /// other replicas.
     tuning.cold("BOOL"): bool;
-    /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Repeat it,
-    /// or separate names by commas. Set it if the CA signs for others than replicas.
+    /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Set it if
+    /// the CA signs for others than replicas.
     /// [default: the name of --peers, otherwise any]
     tuning.peer_allowed_names("NAME"): Vec<String>;
     /// Move at most this part of a replica's watches in a second, from 1 to 10 percent. Raise it if
@@ -176,21 +176,11 @@ fn percent(flag: &'static str, given: u32) -> Result<u32, ConfigError> {
 }
 
 fn rebalancing(options: &PeerOptions) -> Result<bool, ConfigError> {
-    if options.rebalance != Some(true) {
-        return match options.rebalance_percent {
-            Some(given) if given != REBALANCE_PERCENT => {
-                ConfigError::contradiction("tuning.rebalancePercent has no effect without --rebalance")
-            }
-            _ => Ok(false),
-        };
-    }
-    match (&options.peers, &options.peer_listen) {
-        (Some(_), Some(_)) => Ok(true),
-        (None, _) => ConfigError::contradiction("--rebalance needs --peers: the replicas tell each other their load"),
-        (_, None) => {
-            ConfigError::contradiction("--rebalance needs --peer-listen: the replicas tell each other their load")
-        }
-    }
+    let rebalance = ("--rebalance", options.rebalance == Some(true));
+    // The replicas tell each other their load.
+    needs(rebalance, ("--peers", options.peers.is_some()))?;
+    needs(rebalance, ("--peer-listen", options.peer_listen.is_some()))?;
+    Ok(rebalance.1)
 }
 
 /// Every replica has the name of `--peers`, because the others verify it when they connect.
@@ -204,32 +194,16 @@ fn allowed_names(options: &PeerOptions) -> Result<Vec<ServerName<'static>>, Conf
     names.into_iter().map(parse).collect()
 }
 
-/// The three files. They, or a managed certificate, are required if the replica serves peers or
-/// copies from them ([`PeerOptions::check`]).
+/// The three files. [`PeerOptions::check`] refuses fewer.
 fn peer_files(options: &PeerOptions) -> Result<Option<PeerFiles>, ConfigError> {
-    if matches!(options.peer_listen, Some(ListenAddress::Unix(_))) {
-        return ConfigError::contradiction("--peer-listen is for other machines; give it an IP address and a port");
+    if let Some(address @ ListenAddress::Unix(_)) = &options.peer_listen {
+        let problem = "other machines connect to it; give it an IP address and a port";
+        return Err(unusable("--peer-listen", address, problem));
     }
-    let (needed_by, files) = (options.needed_by(), options.files());
-    if options.peer_allowed_names.is_some() && options.peer_listen.is_none() {
-        return ConfigError::contradiction("tuning.peerAllowedNames has no effect without --peer-listen");
-    }
-    match (needed_by, files.map(|(_, file)| file.clone())) {
-        (Some(_), [Some(cert_file), Some(key_file), Some(ca_file)]) => {
-            Ok(Some(PeerFiles { cert_file, key_file, ca_file }))
-        }
-        (Some(_), [None, None, None]) => Ok(None),
-        (Some(flag), _) => {
-            let missing = files.iter().find(|(_, file)| file.is_none()).map_or("", |(flag, _)| flag);
-            ConfigError::contradiction(format!("{flag} needs {missing}: peers speak over mutual TLS only"))
-        }
-        (None, _) => match files.iter().find(|(_, file)| file.is_some()) {
-            Some((flag, _)) => {
-                ConfigError::contradiction(format!("{flag} has no effect without --peer-listen or --peers"))
-            }
-            None => Ok(None),
-        },
-    }
+    let [Some(cert_file), Some(key_file), Some(ca_file)] = options.files().map(|(_, file)| file.clone()) else {
+        return Ok(None);
+    };
+    Ok(options.needed_by().map(|_| PeerFiles { cert_file, key_file, ca_file }))
 }
 
 impl PeerOptions {
@@ -250,17 +224,15 @@ impl PeerOptions {
         ]
     }
 
-    /// Refuses peers without a certificate, and names of peers that cannot have them.
+    /// Refuses peers without a certificate. `is_managed`: they have one that kubefan makes.
     pub(super) fn check(&self, is_managed: bool) -> Result<(), ConfigError> {
-        let has_files = self.files().iter().any(|(_, file)| file.is_some());
-        match self.needed_by() {
-            Some(flag) if !has_files && !is_managed => ConfigError::contradiction(format!(
-                "{flag} needs --peer-cert-file: peers speak over mutual TLS only; or give --tls-managed-secret"
+        let Some(flag) = self.needed_by() else { return Ok(()) };
+        let files = self.files();
+        let has_some = files.iter().any(|(_, file)| file.is_some());
+        match files.iter().find(|(_, file)| file.is_none()) {
+            Some((missing, _)) if has_some || !is_managed => ConfigError::contradiction(format!(
+                "{flag} needs {missing}: peers speak over mutual TLS only; or give --tls-managed-secret and none of the files"
             )),
-            Some(_) if !has_files && self.peer_allowed_names.is_some() => ConfigError::contradiction(
-                "tuning.peerAllowedNames has no effect with --tls-managed-secret: its certificates for replicas have one name; \
-                 leave it out, or give --peer-cert-file, --peer-key-file and --peer-ca-file",
-            ),
             _ => Ok(()),
         }
     }

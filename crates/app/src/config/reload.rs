@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(changed("tuning: {pageSize: 501}\n"), ["tuning.pageSize"]);
         assert_eq!(changed("modes: [{resources: [pods], mode: Deny}]\n"), ["modes"]);
         assert_eq!(
-            changed("tlsCertFile: a\ntlsPrivateKeyFile: b\nauthorizationMode: AlwaysAllow\n"),
+            changed("tlsCertFile: a\ntlsPrivateKeyFile: b\naccess: local\n"),
             ["tlsCertFile", "tlsPrivateKeyFile"]
         );
         let text = needs_restart(&["modes", "listen", "kubeconfig"]).unwrap();
@@ -135,13 +135,16 @@ mod tests {
                 "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
             ),
             ("users: [x]", "--config kubefan.yaml: line 6: modes: missing field `mode`"),
-            ("mode: Deny\n    users: [x]", "modes with users or groups need to know who callers are"),
-            ("mode: Passthrough\npassthrough: off", "modes with mode: Passthrough need a way to the apiserver"),
+            ("mode: Deny\n    users: [x]", "a mode with users or groups has no effect with --access=local"),
+            (
+                "mode: Passthrough\naccess: local-cache-only",
+                "mode: Passthrough needs requests to be forwarded to the apiserver",
+            ),
         ] {
             let error = rule(rest);
             assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
         }
         let none = configured("modes: [{resources: [], mode: Deny}]\n").unwrap_err();
-        assert!(none.starts_with("modes has a rule for no resource"), "{none}");
+        assert!(none.contains("a rule for no resource"), "{none}");
     }
 }

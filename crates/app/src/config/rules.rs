@@ -20,8 +20,8 @@ pub enum ConfigError {
     /// A value cannot be used.
     #[error("{flag} {value:?}: {problem}")]
     Value {
-        /// The flag. The environment variable and the key in the file are the same name, spelled
-        /// their way.
+        /// The flag, or the path of a key that has none. The environment variable and the key of a
+        /// flag are the same name, spelled their way.
         flag: &'static str,
         /// The value that was given.
         value: String,
@@ -40,7 +40,24 @@ impl ConfigError {
     }
 }
 
-/// An option's flag, for error texts.
+/// An option, by its flag or the path of its key, and whether it is given.
+pub(super) type Given = (&'static str, bool);
+
+/// Refuses an option that is given without another one that it needs.
+pub(super) fn needs(option: Given, other: Given) -> Result<(), ConfigError> {
+    if option.1 && !other.1 {
+        return ConfigError::contradiction(format!("{} needs {}", option.0, other.0));
+    }
+    Ok(())
+}
+
+/// Refuses one of two options without the other one.
+pub(super) fn together(first: Given, second: Given) -> Result<(), ConfigError> {
+    needs(first, second)?;
+    needs(second, first)
+}
+
+/// An option's flag or the path of its key, for error texts.
 type Flag = &'static str;
 
 /// Takes every value.

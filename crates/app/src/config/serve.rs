@@ -2,25 +2,24 @@
 
 use std::time;
 
-use kubefan_informers::ConfiguredResource;
-use kubefan_model::Media;
 use serde::de::MapAccess;
 
 use super::{
-    ConfigError, Duration,
+    ConfigError, Duration, ListenAddress,
+    access::{Access, Need},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
-    callers::{AuthorizationMode, CallerConfig, CallerOptions, default_mode},
+    callers::{CallerConfig, CallerOptions},
     logging::{LoggingConfig, LoggingOptions},
     managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
     next_kubefan::{SourceSettings, check_forms},
     on_demand::{OnDemandConfig, OnDemandOptions},
-    passthrough::{PassthroughConfig, PassthroughMode, PassthroughOptions},
+    passthrough::{PassthroughConfig, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
     rules::unusable,
     section::{FileKey, SecondVariable, Section},
-    serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses},
+    serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses, check_tls},
     traces::{self, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
@@ -129,49 +128,39 @@ impl ServeOptions {
     /// Completes the options by the defaults and checks them.
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
-        let is_mode_given = self.callers.authorization_mode.is_some();
-        self.callers.authorization_mode.get_or_insert(default_mode(&serving));
-        let callers = self.callers.clone().resolve()?;
-        let reviews = callers.mode == AuthorizationMode::Webhook;
-        self.passthrough.check(&serving.listen)?;
-        check_addresses(&serving, reviews, self.peer.peer_listen.as_ref())?;
-        let passthrough = self.passthrough.passthrough.unwrap_or(PassthroughMode::Caller);
-        self.callers.check(&callers, is_mode_given, &serving, passthrough)?;
-        self.serving.check_mode(&serving)?;
-        self.serving.check_tls(&serving)?;
-        self.audit.check()?;
-        self.traces.check()?;
-        let is_local = serving.listen.is_local();
-        self.on_demand.check_limits(is_local)?;
-        if serving.consistent_reads == ConsistentReads::Upstream
-            && self.passthrough.passthrough == Some(PassthroughMode::Off)
-        {
-            return ConfigError::contradiction(
-                "tuning.consistentReads=upstream needs a way upstream, and --passthrough=off leaves none; give only one of them",
-            );
+        let is_access_given = self.callers.access.is_some();
+        let access = *self.callers.access.get_or_insert(Access::default_for(&serving));
+        self.on_demand.on_demand.get_or_insert(serving.listen.is_local());
+        let (callers, peer) = (self.callers.clone(), self.peer.clone());
+        let has_tls_min_version = self.serving.tls_min_version.is_some();
+        let mut config = self.resolve()?;
+        config.passthrough.credentials = access.credentials();
+
+        check_addresses(&config.serving, config.peer.listen.as_ref())?;
+        callers.check(&config.callers)?;
+        access.check(is_access_given, config.callers.anonymous, &config.serving)?;
+        let is_admin_tcp = matches!(config.serving.admin_listen, ListenAddress::Tcp(_));
+        check_tls(
+            &config.serving,
+            &[
+                ("--client-ca-file", config.callers.client_ca_file.is_some()),
+                ("--admin-authorization", config.callers.admin_authorization && is_admin_tcp),
+                ("--tls-min-version", has_tls_min_version),
+            ],
+        )?;
+        if config.serving.consistent_reads == ConsistentReads::Upstream {
+            access.require("tuning.consistentReads: upstream", Need::Forwarding)?;
         }
-        self.on_demand.on_demand.get_or_insert(is_local);
-        let peer = self.peer.clone();
-        let config = self.resolve()?;
-        peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
+        peer.check(matches!(config.serving.tls, Some(TlsSource::Managed(_))))?;
         if config.cache.resources.is_empty() && !config.on_demand.is_on {
             return ConfigError::contradiction(
                 "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
             );
         }
-        let as_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
-        if let Some(resource) = config.cache.resources.iter().find(as_protobuf)
-            && config.on_demand.protobuf().is_none()
-        {
-            return ConfigError::contradiction(format!(
-                "--resource {}=protobuf has no effect with tuning.protobuf=off; give only one of them",
-                resource.name
-            ));
-        }
-        check_forms(config.upstream.source.as_ref(), &config.cache.resources, config.on_demand.caches_tables)?;
-        config.modes.check(&config.callers, &config.passthrough)?;
+        check_forms(config.upstream.source.as_ref(), &config.cache.resources, &config.on_demand)?;
+        config.modes.check(access)?;
         let is_grpc = matches!(config.upstream.source, Some(SourceSettings::Grpc(_)));
-        check_staleness(serving.staleness_max, config.upstream.idle_timeout, is_grpc)?;
+        check_staleness(config.serving.staleness_max, config.upstream.idle_timeout, is_grpc)?;
         Ok(config)
     }
 }

@@ -24,7 +24,9 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
     managed_tls::{self, TlsSource},
-    rules::{any, any_duration, at_least, optional, or_false, size, size_in_memory, unusable, wait, wait_or_never},
+    rules::{
+        Given, any, any_duration, at_least, optional, size, size_in_memory, together, unusable, wait, wait_or_never,
+    },
     section::section,
 };
 
@@ -57,11 +59,6 @@ section! {
     /// The rights of the files of Unix sockets (--listen, --admin-listen), in octal. A client needs
     /// the right to write.
     listen_mode("MODE"): SocketMode = SocketMode::default() => listen_mode: SocketMode, any;
-    /// Serve an address that other machines can reach although callers are not distinguished: every
-    /// client that can reach the address can read everything cached. Only for
-    /// --authorization-mode=AlwaysAllow; Webhook over TLS does not need it.
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    insecure("BOOL"): bool => insecure: bool, or_false;
     /// Without TLS, also answer HTTP requests that name this host: NAME, *.DOMAIN or *. Addresses,
     /// localhost and, off loopback, Services are always answered. Another name could be that of a
     /// web page that a browser shows. Repeat it, or separate names by commas.
@@ -127,7 +124,7 @@ section! {
     /// moment and are refused.
     limits.calls_pending_max("COUNT"): usize = 10_000 => calls_pending_max: usize, at_least(1);
     /// Memory of requests that wait for the verdict about their caller
-    /// (--authorization-mode=Webhook); more are asked to retry later (over HTTP 429). Raise it if
+    /// (--access=authorized); more are asked to retry later (over HTTP 429). Raise it if
     /// requests are refused while the apiserver answers reviews slowly.
     limits.pending_requests_memory_max("SIZE"): ByteSize = ByteSize(64 << 20)
         => pending_bytes_max: usize, size_in_memory(1 << 20);
@@ -179,7 +176,7 @@ section! {
     /// CA again within this time. Lengthen it if some clients read the CA less often.
     tuning.tls_managed_ca_overlap("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.overlap);
     /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
-    /// on. Repeat it, or separate names by commas. Set it if your rules forbid some of them.
+    /// on. Set it if your rules forbid some of them.
     /// [default: all that kubefan has]
     tuning.tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
     /// Send an HTTP/2 PING on a connection that was silent for this long. Shorten it if a balancer
@@ -214,9 +211,8 @@ section! {
         => consistent_list_bytes_min: usize, size_in_memory(0);
     /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
     /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
-    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Repeat
-    /// it, or separate gates by commas. Set it if clients use one of these before the apiserver has
-    /// it.
+    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Set it if
+    /// clients use one of these before the apiserver has it.
     /// [default: all are false]
     tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
 }
@@ -259,14 +255,10 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
     if let Some(managed) = managed_tls::source(&given)? {
         return Ok(Some(managed));
     }
-    match (options.tls_cert_file.clone(), options.tls_private_key_file.clone()) {
-        (Some(cert_file), Some(private_key_file)) => {
-            Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file })))
-        }
-        (Some(_), None) => ConfigError::contradiction("--tls-cert-file needs --tls-private-key-file"),
-        (None, Some(_)) => ConfigError::contradiction("--tls-private-key-file needs --tls-cert-file"),
-        (None, None) => Ok(None),
-    }
+    let (cert_file, private_key_file) = (options.tls_cert_file.clone(), options.tls_private_key_file.clone());
+    together(("--tls-cert-file", cert_file.is_some()), ("--tls-private-key-file", private_key_file.is_some()))?;
+    let files = cert_file.zip(private_key_file);
+    Ok(files.map(|(cert_file, private_key_file)| TlsSource::Files(TlsFiles { cert_file, private_key_file })))
 }
 
 fn cipher_suites(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<CipherSuite>, ConfigError> {
@@ -274,61 +266,19 @@ fn cipher_suites(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<C
     given.iter().flatten().map(suite).collect()
 }
 
-impl ServingOptions {
-    /// Refuses options of TLS that have no effect.
-    pub(super) fn check_tls(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
-        let given = [
-            ("--tls-min-version", self.tls_min_version.is_some()),
-            ("tuning.tlsCipherSuites", self.tls_cipher_suites.is_some()),
-        ];
-        if let Some((flag, _)) = given.iter().find(|(_, given)| *given && serving.tls.is_none()) {
-            return ConfigError::contradiction(format!(
-                "{flag} has no effect without TLS; add --tls-cert-file and --tls-private-key-file"
-            ));
+/// Refuses options that have no effect without TLS.
+pub(super) fn check_tls(serving: &ServingConfig, options: &[Given]) -> Result<(), ConfigError> {
+    match options.iter().find(|(_, given)| *given && serving.tls.is_none()) {
+        Some((option, _)) => {
+            ConfigError::contradiction(format!("{option} needs TLS; add --tls-cert-file and --tls-private-key-file"))
         }
-        if self.tls_cipher_suites.is_some() && serving.tls_min_version == TlsVersion::Tls13 {
-            return ConfigError::contradiction(
-                "tuning.tlsCipherSuites has no effect with --tls-min-version=VersionTLS13: the cipher suites of TLS 1.3 cannot \
-                 be chosen; leave it out",
-            );
-        }
-        Ok(())
-    }
-
-    /// Refuses rights of sockets that have no file.
-    pub(super) fn check_mode(&self, serving: &ServingConfig) -> Result<(), ConfigError> {
-        let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
-        if self.listen_mode.is_some() && !is_unix(&serving.listen) && !is_unix(&serving.admin_listen) {
-            return ConfigError::contradiction(
-                "--listen-mode has no effect without --listen unix:PATH; give both or neither",
-            );
-        }
-        Ok(())
+        None => Ok(()),
     }
 }
 
-/// Checks which machines can reach the data port, and that each port has an address of its own.
-/// `reviews`: callers read only what they may. `peer_listen` is the port for peers.
-pub(super) fn check_addresses(
-    serving: &ServingConfig,
-    reviews: bool,
-    peer_listen: Option<&ListenAddress>,
-) -> Result<(), ConfigError> {
+/// Checks that each port has an address of its own. `peer_listen` is the port for peers.
+pub(super) fn check_addresses(serving: &ServingConfig, peer_listen: Option<&ListenAddress>) -> Result<(), ConfigError> {
     let ServingConfig { listen, admin_listen, .. } = serving;
-    if !listen.is_local() && !reviews && !serving.insecure {
-        return ConfigError::contradiction(format!(
-            "--listen {listen} can be reached by other machines, and with --authorization-mode=AlwaysAllow every client that \
-             can reach it could read everything cached; leave AlwaysAllow out, listen on 127.0.0.1 or on unix:PATH, or accept \
-             this with --insecure"
-        ));
-    }
-    // It has served everything to everyone, and its operator must notice that it no longer does.
-    if !listen.is_local() && reviews && serving.insecure {
-        return ConfigError::contradiction(format!(
-            "--insecure has no effect with --listen {listen}, whose callers are authorized (--authorization-mode=Webhook); \
-             leave it out, or add --authorization-mode=AlwaysAllow to let every client that can reach it read everything cached"
-        ));
-    }
     let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
     let ports = [("--listen", Some(listen)), ("--admin-listen", Some(admin_listen)), ("--peer-listen", peer_listen)];
     for (index, (flag, address)) in ports.iter().enumerate() {

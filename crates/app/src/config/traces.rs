@@ -73,23 +73,6 @@ fn settings(options: &TraceOptions) -> Result<Option<TraceSettings>, ConfigError
     }))
 }
 
-impl TraceOptions {
-    /// Refuses what has no effect without a collector. A protocol may be of a variable that is set
-    /// for all programs, so it is not refused.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let given = [
-            ("tuning.otlpHeadersFile", self.otlp_headers_file.is_some()),
-            ("tuning.otlpSamplingRatio", self.otlp_sampling_ratio.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given && self.otlp_endpoint.is_none()) {
-            Some((flag, _)) => ConfigError::contradiction(format!(
-                "{flag} has no effect without --otlp-endpoint; give both or neither"
-            )),
-            None => Ok(()),
-        }
-    }
-}
-
 impl TraceConfig {
     /// Says which environment variable the endpoint is of, if any. One that is set for all programs
     /// cannot keep kubefan from starting.

@@ -28,20 +28,15 @@ const CALLERS: usize = 500;
 
 /// Ways in which a server knows its callers, and its flags.
 const MODES: [(&str, &[&str]); 3] = [
-    ("callers not known", &["--authorization-mode=AlwaysAllow"]),
+    ("callers not known", &["--access=local"]),
     (
         "verdicts cached",
-        &[
-            "--authorization-mode=Webhook",
-            "--anonymous-auth",
-            "tuning.authenticationTokenWebhookCacheTtl=1h",
-            UNLIMITED,
-        ],
+        &["--access=authorized", "--anonymous-auth", "tuning.authenticationTokenWebhookCacheTtl=1h", UNLIMITED],
     ),
     (
         "every request reviewed",
         &[
-            "--authorization-mode=Webhook",
+            "--access=authorized",
             "--anonymous-auth",
             "tuning.authenticationTokenWebhookCacheTtl=0s",
             "tuning.authorizationWebhookCacheAuthorizedTtl=0s",

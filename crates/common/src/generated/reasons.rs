@@ -34,8 +34,8 @@ pub enum ErrorReason {
     /// The apiserver denies kubefan the resource. Give kubefan the right to read it.
     UpstreamForbidden,
     /// kubefan does not know the caller: there is no token, or the apiserver does not accept it, or
-    /// the client certificate is not of a trusted CA (`--authorization-mode=Webhook`). Send a valid
-    /// token or client certificate.
+    /// the client certificate is not of a trusted CA (`--access=authorized`). Send a valid token or
+    /// client certificate.
     Unauthenticated,
     /// The caller may not read this, or no longer; the message has the apiserver's words. Also for
     /// requests with `impersonate-*` metadata. Name a namespace in the target, if the caller may

@@ -1,4 +1,4 @@
-//! The user that a forwarded request acts as (`--passthrough=impersonate`).
+//! The user that a forwarded request acts as (`--access=authorized-impersonate`).
 //!
 //! The hazard is a request that kubefan sends with its own rights. So only a caller that was
 //! authenticated is forwarded, as exactly the user that the apiserver has named, and a request that
@@ -27,7 +27,7 @@ pub(super) async fn acting_as<C: Catalog>(
     notes: &Notes,
 ) -> Result<ActingAs, (PassthroughRefusal, Failure)> {
     if impersonates(headers) {
-        let message = "with --passthrough=impersonate kubefan itself names the user of a request, and callers can be no other user: \
+        let message = "with --access=authorized-impersonate kubefan itself names the user of a request, and callers can be no other user: \
             leave out --as (in a kubeconfig: as), or send this request to the apiserver itself";
         return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
     }

@@ -172,7 +172,7 @@ impl<C: Catalog> KubeApi<C> {
             return Answer::Response(answer::refusal(&parts.headers, &refused));
         }
         let Some(forwarder) = &self.upstream.forwarder else {
-            let failure = Failure::unavailable("passthrough to the apiserver is off (--passthrough=off)".to_owned());
+            let failure = Failure::unavailable("requests are not forwarded to the apiserver (--access)".to_owned());
             return Answer::Response(answer::refusal(&parts.headers, &Refused::Plain(failure)));
         };
         let client = client_of(&parts);

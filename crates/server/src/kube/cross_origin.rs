@@ -107,7 +107,7 @@ impl AllowedOrigins {
 
     /// Lets the page that sent a request read the answer, if the apiserver would. A preflight that
     /// upstream has not answered is answered as the apiserver does, so that pages can read the
-    /// cache while it is down, and with `--passthrough=off`.
+    /// cache while it is down, and with a profile that forwards nothing.
     pub async fn permit(&self, page: CorsRequest, answer: Answer) -> Answer {
         let CorsRequest { origin, holder, is_preflight } = page;
         let is_served = match &answer {

@@ -62,7 +62,7 @@ pub struct ForwardOptions {
 pub struct ForwardedCaller {
     /// The holder whose share it counts to.
     pub holder: Holder,
-    /// The user that it acts as, with `--passthrough=impersonate`.
+    /// The user that it acts as, with `--access=authorized-impersonate`.
     pub acting_as: Option<ActingAs>,
 }
 
@@ -218,12 +218,12 @@ impl Forwarder {
                 return Err((PassthroughRefusal::Certificate, Failure::unauthorized(message.to_owned())));
             }
             Credentials::Own if !guard::is_local(request, &self.hosts) => {
-                let message = "with --passthrough=self only programs on this machine are served: the request names another host, or \
+                let message = "with --access=local-self only programs on this machine are served: the request names another host, or \
                     comes from a page of one";
                 return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
             Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
-                let message = "with --passthrough=self every caller acts as kubefan and can be no other user: leave out --as (in a \
+                let message = "with --access=local-self every caller acts as kubefan and can be no other user: leave out --as (in a \
                     kubeconfig: as), or send this request to the apiserver itself";
                 return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
             }
@@ -281,7 +281,7 @@ fn is_long(verb: &str, path: &str, headers: &HeaderMap) -> bool {
 
 /// kubectl and client-go send no credentials without TLS, whatever their kubeconfig has.
 const NO_CREDENTIALS: &str = "kubefan forwarded this request without credentials: clients send none without TLS; serve TLS \
-    (--tls-cert-file, --tls-private-key-file), or on your own machine forward as yourself (--passthrough=self)";
+    (--tls-cert-file, --tls-private-key-file), or on your own machine forward as yourself (--access=local-self)";
 
 /// What the client of a request makes of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

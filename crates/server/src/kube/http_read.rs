@@ -146,7 +146,7 @@ fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
 /// The failure of a request that is no read of objects.
 fn not_served(request: &Parts, settings: ReadSettings) -> ReadError {
     let off =
-        if settings.is_passed_through { "" } else { ", and passthrough to the apiserver is off (--passthrough=off)" };
+        if settings.is_passed_through { "" } else { ", and requests are not forwarded to the apiserver (--access)" };
     ReadError::Upstream(match request.method {
         Method::GET => Failure::not_served(format!("{} is not served from the cache{off}", request.uri.path())),
         _ => Failure::method_not_allowed(format!("kubefan only serves reads{off}")),

@@ -18,7 +18,7 @@ pub enum PassthroughRefusal {
     /// The request impersonates another user, but would be forwarded with kubefan's credentials.
     Impersonation,
     /// The caller is not known, or HTTP headers cannot name it, and kubefan would act as it
-    /// (`--passthrough=impersonate`).
+    /// (`--access=authorized-impersonate`).
     Identity,
     /// This process has already forwarded the request once.
     Loop,

@@ -27,7 +27,7 @@ impl PassthroughOptions {
         if self.credentials != Credentials::Impersonate || (impersonate.is_none() && impersonate_groups.is_none()) {
             return Ok(());
         }
-        let message = "--passthrough=impersonate acts as kubefan's callers, and this kubeconfig already acts as another user (as, \
+        let message = "--access=authorized-impersonate acts as kubefan's callers, and this kubeconfig already acts as another user (as, \
                        as-groups); leave that out"
             .to_owned();
         Err(SettingsError::Transport { server: transport::server_name(&config.cluster_url), message })

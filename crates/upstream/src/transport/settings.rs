@@ -51,7 +51,7 @@ pub enum SettingsError {
     /// Callers' tokens would be sent to the apiserver without protection.
     #[error(
         "callers' tokens would be passed on to {server} {problem}, where others could read them; use a kubeconfig with https and \
-         the CA of the apiserver, pass nothing on (--passthrough=off), or accept this with tuning.passthroughInsecureUpstream"
+         the CA of the apiserver, pass nothing on (--access=authorized-cache-only), or accept this with tuning.passthroughInsecureUpstream"
     )]
     Unprotected {
         /// Scheme, host and port.
@@ -61,7 +61,7 @@ pub enum SettingsError {
     },
     /// Callers would be reviewed by a server that others could stand in for.
     #[error(
-        "callers would be reviewed (--authorization-mode=Webhook) by {server} {problem}, where others could read their tokens \
+        "callers would be reviewed (--access=authorized) by {server} {problem}, where others could read their tokens \
          or give false answers; use a kubeconfig with https and the CA of the apiserver"
     )]
     Unverified {

@@ -1,20 +1,24 @@
 {{/* Settings of earlier versions that are elsewhere now, also values that an upgrade has kept. */}}
 {{- define "kubefan.moved" -}}
+{{- with .Values.passthrough }}
+{{- $access := get (dict "caller" "authorized" "impersonate" "authorized-impersonate" "off" "authorized-cache-only") (toString .mode) }}
+{{- fail (printf "passthrough.mode is now access: set access=%s, and passthrough=null" (default "authorized" $access)) }}
+{{- end }}
 {{- range $moved := .Files.Get "files/moved.yaml" | fromYamlArray }}
 {{- range $name, $config := dict "config" $.Values.config "node.config" $.Values.node.config }}
 {{- if hasKey $config $moved.key }}
-{{- fail (printf "%s.%s is now %s.%s" $name $moved.key $name $moved.to) }}
+{{- fail (printf "%s.%s is now %s.%s" $name $moved.key $name (trimPrefix "--" $moved.to)) }}
 {{- end }}
 {{- end }}
 {{- range $.Values.extraArgs }}
 {{- if eq (splitList "=" . | first) (printf "--%s" $moved.flag) }}
-{{- fail (printf "--%s of extraArgs is now config.%s" $moved.flag $moved.to) }}
+{{- fail (printf "--%s of extraArgs is now config.%s" $moved.flag (trimPrefix "--" $moved.to)) }}
 {{- end }}
 {{- end }}
 {{- $variable := printf "KUBEFAN_%s" ($moved.flag | upper | replace "-" "_") }}
 {{- range $.Values.extraEnv }}
 {{- if eq .name $variable }}
-{{- fail (printf "%s of extraEnv is now config.%s" $variable $moved.to) }}
+{{- fail (printf "%s of extraEnv is now config.%s" $variable (trimPrefix "--" $moved.to)) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -27,8 +31,8 @@
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}
 {{- if .Values.node.enabled }}
-{{- if eq .Values.passthrough.mode "off" }}
-{{- fail "passthrough.mode=off needs node.enabled=false: the pods of the nodes ask the apiserver through the cluster form" }}
+{{- if eq .Values.access "authorized-cache-only" }}
+{{- fail "access=authorized-cache-only needs node.enabled=false: the pods of the nodes ask the apiserver through the cluster form" }}
 {{- end }}
 {{- if not .Values.rbac.clusterScoped }}
 {{- fail "node.enabled needs rbac.clusterScoped: the pods of the nodes compare the cluster's identity, and review their callers" }}
@@ -52,8 +56,8 @@
 {{- if and (not .Values.rbac.clusterScoped) (not .Values.namespaces) }}
 {{- fail "rbac.clusterScoped=false needs namespaces: without them kubefan caches the whole cluster" }}
 {{- end }}
-{{- if and (not .Values.rbac.clusterScoped) (eq .Values.passthrough.mode "impersonate") }}
-{{- fail "passthrough.mode=impersonate needs rbac.clusterScoped: the right to impersonate is a ClusterRole" }}
+{{- if and (not .Values.rbac.clusterScoped) (eq .Values.access "authorized-impersonate") }}
+{{- fail "access=authorized-impersonate needs rbac.clusterScoped: the right to impersonate is a ClusterRole" }}
 {{- end }}
 {{- if and (eq .Values.tls.source "existingSecret") (not .Values.tls.existingSecret) }}
 {{- fail "tls.source=existingSecret needs tls.existingSecret, the name of a Secret with tls.crt and tls.key" }}

@@ -17,7 +17,7 @@ use crate::hostile::{
 /// Libraries log as they would by themselves.
 const LIBRARIES_WARN: &[&str] = &["--log-level=info,rustls=warn,h2=warn"];
 /// Callers are known by their tokens.
-const CALLERS: &[&str] = &["--authorization-mode=Webhook", "--anonymous-auth"];
+const CALLERS: &[&str] = &["--access=authorized", "--anonymous-auth"];
 /// The bytes per second that a slow reader takes of the log.
 const SLOW: u32 = 1000;
 

@@ -10,8 +10,8 @@ use crate::hostile::{
     raw_http::{get, get_once, request},
 };
 
-/// Without passthrough, kubefan itself answers selectors beyond its limits.
-const ALONE: &[&str] = &["--passthrough=off"];
+/// Where requests are not forwarded, kubefan itself answers selectors beyond its limits.
+const ALONE: &[&str] = &["--access=local-cache-only"];
 /// The size of a long selector, in bytes.
 const LONG_BYTES: usize = 16 << 10;
 /// The default of `limits.selectorTermsMax`.
