@@ -1,5 +1,5 @@
-//! `--access=authorized-impersonate`: a caller's answer through kubefan equals its answer straight from
-//! the apiserver. kubefan runs as the shipped service account, with the shipped rights.
+//! `--access=authorized-impersonate`: a caller's answer through kubefan equals its answer straight
+//! from the apiserver. kubefan runs as the shipped service account, with the shipped rights.
 
 use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};

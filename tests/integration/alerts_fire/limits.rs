@@ -56,7 +56,8 @@ pub(super) async fn files(scene: Scene) {
     scene.scrape(&kubefan);
     let mut clients = Vec::new();
     let own = kubefan.metric("process_open_fds").await.unwrap();
-    // More than eight tenths, and few enough for limits.connectionsMax, which leaves 200 files free.
+    // More than eight tenths, and few enough for limits.connectionsMax, which leaves 200 files
+    // free.
     for _ in 0..(1_700.0 - own) as usize {
         clients.push(unread(kubefan.grpc_addr.port(), "/api/v1/pods?watch=1&resourceVersion=0").await);
     }

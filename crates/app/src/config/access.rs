@@ -50,7 +50,8 @@ pub(super) enum Need {
 }
 
 impl Need {
-    /// Returns the reason why an option does not go with a profile, which follows the option's name.
+    /// Returns the reason why an option does not go with a profile, which follows the option's
+    /// name.
     fn reason(self, access: Access) -> String {
         match self {
             Self::KnownCallers => format!("has no effect with --access={access}, which does not distinguish callers"),
@@ -69,9 +70,9 @@ impl Need {
 }
 
 impl Access {
-    /// Returns the profile if none is given. Only what the users of this machine reach without TLS is open,
-    /// as with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects callers that
-    /// differ.
+    /// Returns the profile if none is given. Only what the users of this machine reach without TLS
+    /// is open, as with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects
+    /// callers that differ.
     pub(super) fn default_for(serving: &ServingConfig) -> Self {
         let is_open = match &serving.listen {
             ListenAddress::Unix(_) => serving.listen_mode.is_owners(),

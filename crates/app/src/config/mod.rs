@@ -2,12 +2,13 @@
 //! environment over the file, the file over the default.
 //!
 //! It guards against a configuration that does not mean what its author thinks: contradictions,
-//! zeros and misspelt names are errors that name the option and the way out, before anything starts.
+//! zeros and misspelt names are errors that name the option and the way out, before anything
+//! starts.
 //!
 //! `section` declares the options, one file per heading of `--help`. To add an option, declare it
 //! in its section: as a flag if most operators set it, otherwise as a key of the file alone, under
-//! `limits` if it limits what clients, caches or files take, or under `tuning`. `moved` has the flags of
-//! earlier versions.
+//! `limits` if it limits what clients, caches or files take, or under `tuning`. `moved` has the
+//! flags of earlier versions.
 
 pub mod access;
 pub mod audit;

@@ -2,8 +2,8 @@
 //!
 //! A flag that is silently gone is a setting that the operator believes in. So the flag, its
 //! environment variable and its key at the top of the configuration file are refused with their new
-//! place, and so are the chart's values that set them (`files/moved.yaml` of the chart). CHANGELOG.md
-//! has the same table.
+//! place, and so are the chart's values that set them (`files/moved.yaml` of the chart).
+//! CHANGELOG.md has the same table.
 
 use std::iter;
 

@@ -88,8 +88,8 @@ pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError
     Ok(Some(SourceSettings::Grpc(KubefanSettings { address, ca_file, token_file, certificate, server_name })))
 }
 
-/// Refuses objects in a form that is not cached. Protobuf is on by default, and where there is none,
-/// requests for it go upstream.
+/// Refuses objects in a form that is not cached. Protobuf is on by default, and where there is
+/// none, requests for it go upstream.
 pub(super) fn check_forms(
     source: Option<&SourceSettings>,
     resources: &[ConfiguredResource],

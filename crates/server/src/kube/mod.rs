@@ -20,9 +20,9 @@
 //! In all other cases but one the apiserver answers in its own words: for discovery, subresources,
 //! writes and unusual spellings, for an invalid query, for an expired continue token. A
 //! [`read_error::ReadError`] says which failures are final and which are upstream's to answer. Only
-//! with a profile that forwards nothing does kubefan itself send the latter. The exception are lists and
-//! watches with what [`feature_gates`] turns on: the apiserver might ignore it, so they are never
-//! forwarded.
+//! with a profile that forwards nothing does kubefan itself send the latter. The exception are
+//! lists and watches with what [`feature_gates`] turns on: the apiserver might ignore it, so they
+//! are never forwarded.
 //!
 //! Why not validate everything here and skip the apiserver for errors: the rules differ between its
 //! versions, and a wrong refusal is as bad as a wrong answer.

@@ -7,7 +7,8 @@ pub enum PassthroughRefusal {
     Limit,
     /// The caller authenticates only by client certificate, which cannot be forwarded.
     Certificate,
-    /// The request asks for a protocol upgrade, and upgrades are off (`tuning.passthroughUpgrades`).
+    /// The request asks for a protocol upgrade, and upgrades are off
+    /// (`tuning.passthroughUpgrades`).
     Upgrade,
     /// The request names another host or comes from another host's web page, and would be forwarded
     /// with kubefan's credentials.

@@ -7,6 +7,7 @@ containers and stops after them); kubefan.sidecarVolumes are its volumes. The ar
   image:          the image
   resources:      what is cached, as kubectl names it: [pods]
   args:           further flags, such as --upstream-field-selector=spec.nodeName=$(NODE_NAME)
+  configMap:      a ConfigMap with a configuration file as config.yaml, for limits and tuning; optional
   containerResources: requests and limits
 The pod sets automountServiceAccountToken: false, so that only the sidecar has the token. The other
 containers mount the volume kubefan-socket, and read unix:/run/kubefan/kubefan.sock. They need the
@@ -23,6 +24,9 @@ args:
   - --admin-listen=:7444
   {{- range .resources }}
   - --resource={{ . }}
+  {{- end }}
+  {{- if .configMap }}
+  - --config=/etc/kubefan/config/config.yaml
   {{- end }}
   {{- range .args }}
   - {{ . }}
@@ -55,11 +59,18 @@ securityContext:
 volumeMounts:
   - { name: kubefan-socket, mountPath: /run/kubefan }
   - { name: kubefan-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true }
+  {{- if .configMap }}
+  - { name: kubefan-config, mountPath: /etc/kubefan/config, readOnly: true }
+  {{- end }}
 {{- end }}
 
 {{- define "kubefan.sidecarVolumes" -}}
 - name: kubefan-socket
   emptyDir: { medium: Memory, sizeLimit: 1Mi }
+{{- with .configMap }}
+- name: kubefan-config
+  configMap: { name: {{ . }} }
+{{- end }}
 # Only kubefan mounts it.
 - name: kubefan-token
   projected:
