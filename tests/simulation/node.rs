@@ -20,7 +20,7 @@ use kubefan_informers::{
     CacheCatalog, CacheContext, EncodingLimits, ListScheduler, Registry, RegistryOptions, memory_pressure,
 };
 use kubefan_server::{
-    ClientInfo, Server, ServerOptions,
+    ClientInfo, Server, ServerHandles, ServerOptions,
     kube::{feature_gates::FeatureGates, kube_upstream::KubeUpstream},
 };
 use kubefan_telemetry::metrics::Metrics;
@@ -217,17 +217,15 @@ impl Node {
             feature_gates: FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false },
             ..ServerOptions::from(&ServeConfig::default())
         };
-        let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
+        let handles = ServerHandles {
+            access: Arc::new(AccessControl::always_allow()),
+            audit: AuditLog::default(),
+            upstream: KubeUpstream::default(),
+            metrics: metrics.clone(),
+            drain: drain.clone(),
+        };
         let catalog = Arc::new(CacheCatalog(registry));
-        let server = Server::new(
-            catalog,
-            Routes::default(),
-            server_options,
-            access,
-            KubeUpstream::default(),
-            metrics.clone(),
-            drain.clone(),
-        );
+        let server = Server::new(catalog, Routes::default(), server_options, handles);
         *self.running.lock().unwrap() = Some(Running { server, metrics, drain, tasks, _stop: stop.drop_guard() });
     }
 

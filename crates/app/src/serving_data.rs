@@ -7,7 +7,7 @@ use kubefan_audit::AuditLog;
 use kubefan_common::proto::DESCRIPTORS;
 use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::{
-    Server, ServerOptions,
+    Server, ServerHandles, ServerOptions,
     grpc::health,
     kube::{cross_origin::AllowedOrigins, forward::Forwarder, kube_upstream::KubeUpstream},
     transport::listen::Listener,
@@ -73,10 +73,19 @@ impl DataPort {
         let upstream = KubeUpstream { forwarder, origins };
         // The health of a resource by its name would show that it is cached.
         let names_resources = !access.reviews();
-        let (catalog, options) = (Arc::new(CacheCatalog(registry.clone())), ServerOptions::from(shared.config));
-        let (checked, drain) = ((access.clone(), audit), shared.stops.drain.clone());
-        let server = Server::new(catalog, others, options, checked, upstream, shared.metrics.clone(), drain.clone());
-        let (registry, serving) = (registry.clone(), server.clone());
+        let catalog = Arc::new(CacheCatalog(registry.clone()));
+        let options = ServerOptions::from(shared.config);
+        let drain = shared.stops.drain.clone();
+        let handles = ServerHandles {
+            access: access.clone(),
+            audit,
+            upstream,
+            metrics: shared.metrics.clone(),
+            drain: drain.clone(),
+        };
+        let server = Server::new(catalog, others, options, handles);
+        let registry = registry.clone();
+        let serving = server.clone();
         let task = tokio::spawn(async move {
             let changes = registry.changes();
             let health = move || {

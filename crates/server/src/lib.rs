@@ -33,4 +33,7 @@ pub mod watch;
 pub mod worker_check;
 
 pub use client_info::ClientInfo;
-pub use transport::{serve::Server, services::ServerOptions};
+pub use transport::{
+    serve::Server,
+    services::{ServerHandles, ServerOptions},
+};

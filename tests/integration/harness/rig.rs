@@ -29,7 +29,7 @@ use kubefan_informers::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_peer::Peers;
-use kubefan_server::{ClientInfo, Server, ServerOptions, kube::kube_upstream::KubeUpstream};
+use kubefan_server::{ClientInfo, Server, ServerHandles, ServerOptions, kube::kube_upstream::KubeUpstream};
 use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
@@ -212,16 +212,14 @@ impl Rig {
         let options = ServerOptions::from(&ServeConfig::default());
         let catalog = CacheCatalog(registry.clone());
         let drain = CancellationToken::new();
-        let access = (Arc::new(AccessControl::always_allow()), AuditLog::default());
-        let server = Server::new(
-            Arc::new(catalog.clone()),
-            Routes::default(),
-            options,
-            access,
-            KubeUpstream::default(),
-            metrics.clone(),
-            drain.clone(),
-        );
+        let handles = ServerHandles {
+            access: Arc::new(AccessControl::always_allow()),
+            audit: AuditLog::default(),
+            upstream: KubeUpstream::default(),
+            metrics: metrics.clone(),
+            drain: drain.clone(),
+        };
+        let server = Server::new(Arc::new(catalog.clone()), Routes::default(), options, handles);
         let client = WatchServiceClient::new(in_memory(server.clone())).max_decoding_message_size(64 << 20);
         Rig { sim, network, registry, catalog, metrics, server, drain, client, _stop: stop.drop_guard() }
     }

@@ -13,7 +13,6 @@ use std::{
 use futures::StreamExt;
 use kubefan_access::AccessControl;
 use kubefan_admission::{FairPool, Holder};
-use kubefan_audit::AuditLog;
 use kubefan_fanout::Catalog;
 use kubefan_telemetry::metrics::{ConnectionEnd, Metrics};
 use tokio::{task::JoinSet, time::timeout};
@@ -29,11 +28,11 @@ use super::{
     mismatch,
     open_connections::OpenConnections,
     preface::{self, Rewound},
-    services::{ServerOptions, Services},
+    services::{ServerHandles, ServerOptions, Services},
     tls_handshake,
     unread::Readers,
 };
-use crate::{client_info::ClientInfo, kube::kube_upstream::KubeUpstream, reader::Reader, subscribers::Subscribers};
+use crate::{client_info::ClientInfo, reader::Reader, subscribers::Subscribers};
 
 /// The server of the data port.
 pub struct Server<C> {
@@ -45,22 +44,12 @@ pub struct Server<C> {
 }
 
 impl<C: Catalog> Server<C> {
-    /// A server for `catalog` and the gRPC services `others` on the same port. Callers read what
-    /// `access` allows, and every request is recorded in `audit`. Requests that are not served from
-    /// a cache go to `upstream`; without a forwarder they are refused. Every stream ends when
-    /// `drain` is cancelled.
-    pub fn new(
-        catalog: Arc<C>,
-        others: Routes,
-        options: ServerOptions,
-        (access, audit): (Arc<AccessControl>, AuditLog),
-        upstream: KubeUpstream,
-        metrics: Arc<Metrics>,
-        drain: CancellationToken,
-    ) -> Arc<Self> {
-        let callers = (access.clone(), audit);
-        let services = Services::new(catalog, others, options, callers, upstream, metrics.clone(), drain);
-        Arc::new(Self { services: Arc::new(services), access, metrics, connections: AtomicU64::new(0) })
+    /// A server for `catalog` and the gRPC services `others` on the same port.
+    pub fn new(catalog: Arc<C>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Arc<Self> {
+        let access = handles.access.clone();
+        let metrics = handles.metrics.clone();
+        let services = Arc::new(Services::new(catalog, others, options, handles));
+        Arc::new(Self { services, access, metrics, connections: AtomicU64::new(0) })
     }
 
     /// The readers of all connections. Some of them may read nothing.

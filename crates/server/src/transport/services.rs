@@ -82,6 +82,21 @@ pub struct ServerOptions {
     pub guard: Option<Guard>,
 }
 
+/// The components that the data port uses.
+pub struct ServerHandles {
+    /// The rights of callers.
+    pub access: Arc<AccessControl>,
+    /// The audit log, which records every request.
+    pub audit: AuditLog,
+    /// The upstream of requests that are not served from a cache. Without a forwarder they are
+    /// refused.
+    pub upstream: KubeUpstream,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// Cancelled when every stream must end.
+    pub drain: CancellationToken,
+}
+
 /// State that all connections share.
 pub struct Services<C> {
     /// Admission, and the reads of both APIs.
@@ -109,18 +124,9 @@ pub struct Services<C> {
 }
 
 impl<C: Catalog> Services<C> {
-    /// The services for `catalog` and the gRPC services `others`. Callers read what `access`
-    /// allows, and every request is recorded in `audit`. Requests that are not served from a cache
-    /// go to `upstream`; without a forwarder they are refused.
-    pub fn new(
-        catalog: Arc<C>,
-        others: Routes,
-        options: ServerOptions,
-        (access, audit): (Arc<AccessControl>, AuditLog),
-        upstream: KubeUpstream,
-        metrics: Arc<Metrics>,
-        drain: CancellationToken,
-    ) -> Self {
+    /// The services for `catalog` and the gRPC services `others`.
+    pub fn new(catalog: Arc<C>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Self {
+        let ServerHandles { access, audit, upstream, metrics, drain } = handles;
         let reader = Arc::new(Reader::new(
             catalog,
             access,
