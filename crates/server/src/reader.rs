@@ -143,7 +143,8 @@ impl<C: Catalog> Reader<C> {
     /// The reason why the caller is not known, or that the read is denied.
     pub async fn mode(
         &self,
-        (group, resource): (&str, &str),
+        group: &str,
+        resource: &str,
         presented: &Presented,
         notes: &Notes,
     ) -> Result<(Mode, Option<Caller>), Denial> {

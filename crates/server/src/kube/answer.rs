@@ -42,7 +42,8 @@ pub struct WatchHeaders {
 impl WatchHeaders {
     /// The headers of this watch, in an encoding.
     pub fn of(opened: &OpenedWatch, media: Media) -> Self {
-        let (warnings, cross_origin) = (opened.subscription.warnings(), opened.cross_origin.clone());
+        let warnings = opened.subscription.warnings();
+        let cross_origin = opened.cross_origin.clone();
         Self { media, warnings, cross_origin }
     }
 
@@ -146,10 +147,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_drain_and_a_change_of_the_mode_end_a_forwarded_websocket() {
         let path = Path { resource: "pods".to_owned(), ..Path::default() };
-        let (users, groups, mode) = (None, None, Mode::Deny);
-        let deny = ModeRule { resources: vec!["pods".parse().unwrap()], users, groups, mode };
+        let resources = vec!["pods".parse().unwrap()];
+        let deny = ModeRule { resources, users: None, groups: None, mode: Mode::Deny };
         for is_drained in [true, false] {
-            let (switches, drain) = (Switches::new(Modes::default()), CancellationToken::new());
+            let switches = Switches::new(Modes::default());
+            let drain = CancellationToken::new();
             let tunnel = Tunnel::default();
             tunnel.set(Box::pin(pending()));
             let mut response = Response::new(Body::empty());

@@ -77,7 +77,8 @@ impl<C: Catalog> KubeApi<C> {
     ) -> Self {
         let KubeApiOptions { consistent_list_bytes_min, feature_gates, narrowed_by, guard } = options;
         let reads = CacheReads { reader, consistent_list_bytes_min, narrowed_by };
-        let (pages, timeouts) = Default::default();
+        let pages = Arc::default();
+        let timeouts = DefaultTimeouts::default();
         Self { reads, feature_gates, pages, timeouts, upstream, guard, audit, metrics }
     }
 
@@ -89,7 +90,8 @@ impl<C: Catalog> KubeApi<C> {
         let is_long_running = request_info::is_long_running(verb, uri.path());
         let is_head = request.method() == Method::HEAD;
         let mut record = audited::begin(&self.audit, &mut request, &info);
-        let (id, media) = (record.id(), failure_media(request.headers()));
+        let id = record.id();
+        let media = failure_media(request.headers());
         let page = CorsRequest::of(&request);
         let mut counted = self.metrics.requests().begin(Protocol::Http, verb, is_long_running);
         let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.check(&request));
@@ -99,9 +101,10 @@ impl<C: Catalog> KubeApi<C> {
                 // A watch that still waits for a proof or for upstream would end as soon as it was
                 // opened.
                 let drained = async {
-                    match info.is_watch {
-                        true => self.reads.reader.drain().cancelled().await,
-                        false => std::future::pending().await,
+                    if info.is_watch {
+                        self.reads.reader.drain().cancelled().await;
+                    } else {
+                        std::future::pending::<()>().await;
                     }
                 };
                 tokio::select! {
@@ -176,14 +179,20 @@ impl<C: Catalog> KubeApi<C> {
             return Answer::Response(answer::refusal(&parts.headers, &Refused::Plain(failure)));
         };
         let client = client_of(&parts);
-        let (reader, notes) = (&self.reads.reader, notes_of(&parts));
+        let reader = &self.reads.reader;
+        let notes = notes_of(&parts);
         // Boxed: most requests are not forwarded and need not have the memory for it.
         let caller = forwarded_caller(reader, forwarder, &parts, info.verb, &client, &notes).boxed().await;
         let request = Request::from_parts(parts, body);
         let mut response = forwarder.forward(request, info.verb, &client, caller, reader.drain()).boxed().await;
-        if let (true, Some(path), Ok((mode, caller))) = (info.is_watch, &info.path, mode) {
+        if info.is_watch
+            && let Some(path) = &info.path
+            && let Ok((mode, caller)) = mode
+        {
             let until = UntilSwitched::new(self.reads.reader.switches(), path, caller, mode);
-            until.map(|until| response.extensions_mut().insert(until));
+            if let Some(until) = until {
+                response.extensions_mut().insert(until);
+            }
         }
         Answer::Forwarded(response)
     }
@@ -198,7 +207,7 @@ impl<C: Catalog> KubeApi<C> {
             return Ok((Mode::Cache, None));
         }
         let presented = client_of(request).presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
-        reader.mode((&path.group, &path.resource), &presented, &notes_of(request)).await
+        reader.mode(&path.group, &path.resource, &presented, &notes_of(request)).await
     }
 
     /// Who answers a request if the cache does not.
@@ -249,7 +258,8 @@ impl<C: Catalog> KubeApi<C> {
         fallback: Fallback,
         stream_waker: StreamWaker,
     ) -> Result<Answer, Option<Refused>> {
-        let (feature_gates, is_passed_through) = (self.feature_gates, self.upstream.forwarder.is_some());
+        let feature_gates = self.feature_gates;
+        let is_passed_through = self.upstream.forwarder.is_some();
         let settings = ReadSettings { feature_gates, is_passed_through, fallback };
         let read = HttpRead::parse(request, info, settings).map_err(|error| fallback.refusal(error))?;
         let Self { reads, pages, timeouts, upstream, .. } = self;

@@ -24,11 +24,11 @@ pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>
     }
     let client: ClientInfo = request.extensions().get().cloned().unwrap_or_default();
     let (named, subresource) = named(info.path.as_ref(), request.uri().path());
-    let verb = match (&named, info.is_watch) {
-        (_, true) => "watch".into(),
-        (Some(path), false) => request_info::verb(request.method(), Some(path), false).into(),
+    let verb = match &named {
+        _ if info.is_watch => "watch".into(),
+        Some(path) => request_info::verb(request.method(), Some(path), false).into(),
         // As the apiserver calls requests for no resource.
-        (None, false) => verb_without_resource(request.method()),
+        None => verb_without_resource(request.method()),
     };
     let record = log.begin(RequestHead {
         protocol: Protocol::Http,
@@ -59,18 +59,18 @@ pub async fn answered(
     record: &mut AuditRecord,
     Answered { outcome, is_forwarded, is_stream }: Answered,
 ) -> Result<(), NotRecorded> {
-    match is_stream {
-        true => record.started(outcome, is_forwarded).await,
-        false => record.answered(outcome, is_forwarded).await,
+    if is_stream {
+        return record.started(outcome, is_forwarded).await;
     }
+    record.answered(outcome, is_forwarded).await
 }
 
 /// A response whose record is complete when its body has ended.
 pub fn recorded(response: Response<Body>, record: AuditRecord) -> Response<Body> {
-    match record.is_on() {
-        true => response.map(|body| Body::new(holding(body, record))),
-        false => response,
+    if !record.is_on() {
+        return response;
     }
+    response.map(|body| Body::new(holding(body, record)))
 }
 
 /// What the record of a request says about its answer.
@@ -82,7 +82,8 @@ pub fn answer(answer: &Answer, is_long_running: bool) -> Answered {
         }
         Answer::Response(response) | Answer::Forwarded(response) => response,
     };
-    let (code, extensions) = (response.status().as_u16(), response.extensions());
+    let code = response.status().as_u16();
+    let extensions = response.extensions();
     let outcome = match extensions.get::<Refused>() {
         Some(Refused { reason, message }) => Outcome::failure(code, reason, message),
         None => Outcome::code(code),
@@ -104,8 +105,8 @@ fn named<'a>(path: Option<&Path>, text: &'a str) -> (Option<Path>, &'a str) {
 }
 
 fn object(path: Path, subresource: &str) -> ObjectRef {
-    let Path { group, version, resource, namespace, name, .. } = path;
-    let (api_group, api_version, subresource) = (group, version, subresource.to_owned());
+    let Path { group: api_group, version: api_version, resource, namespace, name, .. } = path;
+    let subresource = subresource.to_owned();
     // The path of a namespace names it twice.
     let namespace = if resource == "namespaces" && namespace.is_empty() { name.clone() } else { namespace };
     ObjectRef { resource, namespace, name, api_group, api_version, subresource }

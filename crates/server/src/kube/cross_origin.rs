@@ -150,7 +150,8 @@ impl AllowedOrigins {
         if Instant::now() < answer.ask_at {
             return answer.headers.clone();
         }
-        let (upstream, origin) = (self.upstream.clone(), origin.clone());
+        let upstream = self.upstream.clone();
+        let origin = origin.clone();
         // In a task of its own: a client that hangs up at once cannot make each request of its own
         // one of upstream's.
         let asked = tokio::spawn(async move {

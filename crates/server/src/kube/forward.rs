@@ -327,7 +327,9 @@ fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body>
     };
     let warning = (need == Need::Discovery).then(|| Warnings::own(&text));
     let mut response = failure(text).response(media);
-    warning.iter().for_each(|warning| warning.put(response.headers_mut()));
+    if let Some(warning) = warning {
+        warning.put(response.headers_mut());
+    }
     response
 }
 

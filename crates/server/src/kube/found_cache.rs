@@ -26,8 +26,9 @@ pub struct Snapshot {
     pub last: Option<ObjectKey>,
 }
 
-impl From<(Store, ResourceVersion)> for Snapshot {
-    fn from((store, version): (Store, ResourceVersion)) -> Self {
+impl Snapshot {
+    /// A state that nothing has to pin.
+    pub fn new(store: Store, version: ResourceVersion) -> Self {
         Self { store, version, permit: None, last: None }
     }
 }

@@ -47,9 +47,10 @@ impl Guard {
             None if is_embedded(request) => "comes from a page of another site".to_owned(),
             _ => return Ok(()),
         };
-        let way_out = match self.is_loopback {
-            true => "name 127.0.0.1 or localhost in the server's URL, allow the name (--allowed-hosts)",
-            false => "name kubefan's address or Service in the server's URL, allow the name (--allowed-hosts)",
+        let way_out = if self.is_loopback {
+            "name 127.0.0.1 or localhost in the server's URL, allow the name (--allowed-hosts)"
+        } else {
+            "name kubefan's address or Service in the server's URL, allow the name (--allowed-hosts)"
         };
         Err(Failure::forbidden(format!(
             "the request {what}: without TLS a browser could be tricked into sending it, so kubefan answers only for addresses, \

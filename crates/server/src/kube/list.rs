@@ -82,9 +82,11 @@ pub async fn list(
     let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
+    let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };
     let mut left = usize::MAX;
     if let Some(limit) = limit {
-        let (mut found, mut page) = (0, None);
+        let mut found = 0;
+        let mut page = None;
         // The apiserver does not count the rest of a list with selectors either.
         let count = |object: &Arc<Object>| {
             found += 1;
@@ -93,7 +95,7 @@ pub async fn list(
             }
             if found > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        visit((&store, &selection, last.as_ref()), SLICE_TESTS, count).await;
+        visit(selected, SLICE_TESTS, count).await;
         if let Some(last) = page.filter(|_| found > limit) {
             let has_slash = is_cached_upstream(&served);
             meta.continues = ContinueToken::after(&last, version, namespace, has_slash).encode();
@@ -111,16 +113,13 @@ pub async fn list(
         sample: store.iter().next().map(|object| &**object),
     };
     let encoder = ListEncoder::new(&resource, format);
-    let items_len = match encoder.needs_items_len() {
-        true => items_len(&encoder, (&store, &selection, last.as_ref()), left).await,
-        false => 0,
-    };
+    let items_len = if encoder.needs_items_len() { items_len(&encoder, selected, left).await } else { 0 };
     let mut is_empty = true;
     let first = |_: &Arc<Object>| {
         is_empty = false;
         ControlFlow::Break(())
     };
-    visit((&store, &selection, last.as_ref()), SLICE_TESTS, first).await;
+    visit(selected, SLICE_TESTS, first).await;
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
@@ -135,13 +134,18 @@ pub async fn list(
     answer::from_cache(media.content_type(), Body::from_stream(chunks))
 }
 
-/// Visits the selected objects after a key, until it breaks off. Other tasks run after each slice
-/// of `tests` tests.
-async fn visit(
-    (store, selection, last): (&Store, &Selection, Option<&ObjectKey>),
-    tests: usize,
-    mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>,
-) {
+/// The selected objects of a state after a key.
+#[derive(Clone, Copy)]
+struct SelectedAfter<'a> {
+    store: &'a Store,
+    selection: &'a Selection,
+    /// The key; `None` for all selected objects.
+    last: Option<&'a ObjectKey>,
+}
+
+/// Visits the objects until it breaks off. Other tasks run after each slice of `tests` tests.
+async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>) {
+    let SelectedAfter { store, selection, last } = selected;
     let mut last = last.cloned();
     loop {
         let reached = {
@@ -158,8 +162,8 @@ async fn visit(
 
 /// The total length of the first `left` items, in bytes. It inspects every object, so its slices
 /// are short.
-async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&ObjectKey>), left: usize) -> usize {
-    let (mut sum, mut left) = (0, left);
+async fn items_len(encoder: &ListEncoder, selected: SelectedAfter<'_>, mut left: usize) -> usize {
+    let mut sum = 0;
     let add = |object: &Arc<Object>| {
         if left == 0 {
             return ControlFlow::Break(());
@@ -168,7 +172,7 @@ async fn items_len(encoder: &ListEncoder, from: (&Store, &Selection, Option<&Obj
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit(from, SLICE_TESTS / 8, add).await;
+    visit(selected, SLICE_TESTS / 8, add).await;
     sum
 }
 
@@ -178,8 +182,8 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
         return false;
     }
     // Clients with the page size of kubectl and client-go, or a larger one, read all pages.
-    let objects_max = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
-    let (mut bytes, mut left) = (0, objects_max);
+    let mut left = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+    let mut bytes = 0;
     let add = |object: &Arc<Object>| {
         if left == 0 || bytes >= bytes_min {
             return ControlFlow::Break(());
@@ -188,7 +192,7 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit((store, selection, None), SLICE_TESTS, add).await;
+    visit(SelectedAfter { store, selection, last: None }, SLICE_TESTS, add).await;
     bytes >= bytes_min
 }
 
@@ -261,7 +265,8 @@ mod tests {
             }
         }
         let is_large = |namespace, limit, bytes_min| {
-            let (labels, fields) = (LabelSelector::default(), FieldSelector::default());
+            let labels = LabelSelector::default();
+            let fields = FieldSelector::default();
             let selection = Selection::bind(namespace, "", labels, &fields, &table, parser.clone(), &gvr).unwrap();
             let store = store.clone();
             async move { is_large(&store, &selection, limit, bytes_min).await }

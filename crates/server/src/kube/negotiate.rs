@@ -42,9 +42,8 @@ impl Asked {
     /// The format that makes it, if kubefan can. `include`: how much of its object each row of a
     /// Table has; `None` if that is invalid.
     pub fn format(self, include: Option<IncludeObject>) -> Option<Format> {
-        let projection = |projection: Projection| match self.drops_managed_fields {
-            true => projection.without_managed_fields(),
-            false => projection,
+        let projection = |projection: Projection| {
+            if self.drops_managed_fields { projection.without_managed_fields() } else { projection }
         };
         match self.form {
             Form::Whole(media) => Some(Format::http(media, projection(Projection::default()))),
@@ -94,7 +93,8 @@ impl<'a> Clause<'a> {
         if subtype.contains('/') {
             return None;
         }
-        let (mut params, mut quality) = (Vec::new(), 1.0);
+        let mut params = Vec::new();
+        let mut quality = 1.0;
         while !rest.is_empty() {
             let part;
             (part, rest) = rest.split_once(';').unwrap_or((rest, ""));
@@ -294,10 +294,12 @@ mod tests {
 
     #[test]
     fn managed_fields_are_dropped_where_a_clause_says_so_and_an_unknown_field_disables_its_clause() {
-        let (json, protobuf) = ("application/json", "application/vnd.kubernetes.protobuf");
+        let json = "application/json";
+        let protobuf = "application/vnd.kubernetes.protobuf";
         let drop = "drop=metadata.managedFields";
         let whole = |media, drops_managed_fields| Asked { form: Form::Whole(media), drops_managed_fields };
-        let (json_form, protobuf_form) = (whole(Media::Json, false), whole(Media::Protobuf, false));
+        let json_form = whole(Media::Json, false);
+        let protobuf_form = whole(Media::Protobuf, false);
         for (header, expected) in [
             (format!("{json};{drop}"), vec![whole(Media::Json, true)]),
             (format!("{json}; {drop} ,*/*; {drop}"), vec![whole(Media::Json, true); 2]),

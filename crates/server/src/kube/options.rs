@@ -319,21 +319,17 @@ impl ReadRequest {
     /// has `watch=1`.
     fn of_collection(query: &Query<'_>, is_watch_path: bool) -> Result<Self, Failure> {
         let raw = Raw::read(query)?;
-        match (raw.watch, is_watch_path) {
-            (true, _) => {
-                let raw = raw.with_defaults();
-                raw.check_watch()?;
-                raw.watch().map(Self::Watch)
-            }
-            (false, true) => {
-                raw.check_list()?;
-                raw.watch().map(Self::Watch)
-            }
-            (false, false) => {
-                check_timeout(raw.timeout)?;
-                raw.list().map(Self::List)
-            }
+        if raw.watch {
+            let raw = raw.with_defaults();
+            raw.check_watch()?;
+            return raw.watch().map(Self::Watch);
         }
+        if is_watch_path {
+            raw.check_list()?;
+            return raw.watch().map(Self::Watch);
+        }
+        check_timeout(raw.timeout)?;
+        raw.list().map(Self::List)
     }
 }
 

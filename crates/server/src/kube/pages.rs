@@ -119,7 +119,9 @@ impl PageSnapshots {
             known.read_at = read_at;
             // It is the newest state then. A token cannot name a place inside a version.
             if is_first {
-                (known.retained_at, known.version, known.store) = (read_at, version, store.clone());
+                known.retained_at = read_at;
+                known.version = version;
+                known.store = store.clone();
             }
             return;
         }
@@ -131,7 +133,8 @@ impl PageSnapshots {
         {
             live.swap_remove(oldest);
         }
-        let (hub, store) = (Arc::downgrade(hub), store.clone());
+        let hub = Arc::downgrade(hub);
+        let store = store.clone();
         live.push(Retained { hub, epoch, version, store, retained_at: read_at, read_at });
     }
 

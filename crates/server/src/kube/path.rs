@@ -42,7 +42,8 @@ impl Path {
         if *verb == Some("proxy") || !names.all(|name| is_name(name)) {
             return None;
         }
-        let (resource, name) = (path.resource(), path.name());
+        let resource = path.resource();
+        let name = path.name();
         // The path of a namespace names it twice. In another group these are the namespace and the
         // name of an object.
         let namespace = match namespace {

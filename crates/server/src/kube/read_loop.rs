@@ -106,7 +106,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         stream_waker: StreamWaker,
     ) -> Self {
         let facts = CacheFacts::new(fallback, &context.reads.narrowed_by, &read);
-        let (arrived_at, fetched) = (Instant::now(), Fetched::default());
+        let arrived_at = Instant::now();
+        let fetched = Fetched::default();
         Self { context, request, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
     }
 
@@ -159,7 +160,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
             Err(ref denial) if presented.is_by_certificate() => Err(NotAllowed::DeniedByCertificate(denial.clone())),
             Err(ref denial) => Err(NotAllowed::Denied(denial.clone())),
         };
-        (self.fetched.read, self.facts.verdict) = (read.ok(), Some(verdict));
+        self.fetched.read = read.ok();
+        self.facts.verdict = Some(verdict);
     }
 
     /// Takes a place, before the read waits for its cache. Which caches exist is looked up only
@@ -186,8 +188,10 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
 
     /// Finds the cache in a format.
     async fn find(&mut self, index: usize, waits_for_sync: bool) -> Result<(), NotFetched> {
-        let (reader, format) = (&self.context.reads.reader, self.format(index)?.clone());
-        let (read, place) = (self.fetched.read()?, self.fetched.place()?);
+        let reader = &self.context.reads.reader;
+        let format = self.format(index)?.clone();
+        let read = self.fetched.read()?;
+        let place = self.fetched.place()?;
         let holder = read.holder(client_of(self.request).holder());
         let selected = if waits_for_sync {
             reader.select_synced(read, holder, format.media()).await
@@ -202,7 +206,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
             }
         };
         let hub = selected.served.hub.clone();
-        let (refusal, is_list) = (hub.refusal(), matches!(self.read.request, ReadRequest::List(_)));
+        let refusal = hub.refusal();
+        let is_list = matches!(self.read.request, ReadRequest::List(_));
         // While the read waits for the first list there is nothing to index.
         if is_list && (refusal.is_none() || !waits_for_sync) {
             hub.index_for(&selected.selection, place.holder()).await;
@@ -226,7 +231,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     /// Finds out whether a list is large.
     async fn measure(&mut self) -> Result<(), NotFetched> {
         let Selected { served, selection } = &self.fetched.found()?.selected;
-        let (limit, bytes_min) = (self.list_options()?.limit, self.context.reads.consistent_list_bytes_min);
+        let limit = self.list_options()?.limit;
+        let bytes_min = self.context.reads.consistent_list_bytes_min;
         let is_large = match served.hub.state() {
             Some((store, _)) => list::is_large(&store, selection, limit, bytes_min).await,
             None => false,
@@ -254,10 +260,14 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
 
     /// Takes the snapshot that a get or the first page of a list is answered from.
     async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
-        let (hub, place, fresh) = (self.fetched.hub()?, self.fetched.place()?, &self.fetched.fresh);
+        let hub = self.fetched.hub()?;
+        let place = self.fetched.place()?;
+        let fresh = &self.fetched.fresh;
         let snapshot = match self.read.request {
             ReadRequest::List(_) => snapshot_of_list(hub, fresh, place).await,
-            ReadRequest::Get(_) | ReadRequest::Watch(_) => hub.snapshot_of(fresh).map(Snapshot::from),
+            ReadRequest::Get(_) | ReadRequest::Watch(_) => {
+                hub.snapshot_of(fresh).map(|(store, version)| Snapshot::new(store, version))
+            }
         };
         let key = self.key();
         self.facts.snapshot = Some(snapshot.map(|snapshot| {
@@ -271,7 +281,9 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
 
     /// Finds the snapshot that the first page of a list was answered from.
     async fn find_page(&mut self, version: i64, last: ObjectKey) -> Result<(), NotFetched> {
-        let (hub, place, pages) = (self.fetched.hub()?, self.fetched.place()?, self.context.pages);
+        let hub = self.fetched.hub()?;
+        let place = self.fetched.place()?;
+        let pages = self.context.pages;
         let permit = hub.gate().acquire(place.holder()).await;
         let snapshot = permit.map(|permit| {
             let (mut store, version) = pages.find(hub, version)?;
@@ -291,7 +303,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
         let stream = WatchStream { of_lease: stream_waker.of_stream(), of_registered: stream_waker.of_stream() };
         let Found { selected: Selected { served, selection }, format } = self.fetched.found()?;
-        let (WatchOptions { start, marks_end, .. }, holder) = (self.watch_options()?, self.fetched.place()?.holder());
+        let WatchOptions { start, marks_end, .. } = self.watch_options()?;
+        let holder = self.fetched.place()?.holder();
         let fresh = self.fetched.fresh.clone();
         let subscribed = match watch::start(*start, &served.hub, &fresh) {
             Ok(start) => {
@@ -310,7 +323,9 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     async fn answer(&mut self) -> Result<Answer, NotFetched> {
         let notes = notes_of(self.request);
         let Fetched { read, place, found, snapshot, subscribed, .. } = std::mem::take(&mut self.fetched);
-        let (read, place, found) = (read.ok_or(NotFetched)?, place.ok_or(NotFetched)?, found.ok_or(NotFetched)?);
+        let read = read.ok_or(NotFetched)?;
+        let place = place.ok_or(NotFetched)?;
+        let found = found.ok_or(NotFetched)?;
         let warnings = found.selected.served.hub.warnings();
         let mut response: Response<Body> = match &self.read.request {
             ReadRequest::Get(_) => {

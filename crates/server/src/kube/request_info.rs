@@ -29,7 +29,8 @@ pub struct RequestInfo<'a> {
 impl<'a> RequestInfo<'a> {
     /// Parses a request.
     pub fn new(method: &Method, uri: &'a Uri, headers: &HeaderMap) -> Self {
-        let (path, query) = (Path::parse(uri.path()), Query::parse(uri.query().unwrap_or_default()));
+        let path = Path::parse(uri.path());
+        let query = Query::parse(uri.query().unwrap_or_default());
         let is_read = matches!(*method, Method::GET | Method::HEAD);
         let is_watch = is_read && path.as_ref().is_some_and(|path| is_watch(path, &query));
         let verb = match hop_by_hop::upgrade(headers) {
@@ -126,7 +127,8 @@ mod tests {
             ("DELETE", "/api/v1/namespaces/a/pods", "deletecollection"),
             ("OPTIONS", "/", "other"),
         ] {
-            let (known, parsed) = (method.parse().unwrap(), uri.parse().unwrap());
+            let known = method.parse().unwrap();
+            let parsed = uri.parse().unwrap();
             assert_eq!(RequestInfo::new(&known, &parsed, &HeaderMap::new()).verb, verb, "{method} {uri}");
         }
     }

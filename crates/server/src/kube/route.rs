@@ -164,7 +164,8 @@ fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a Found
 
 /// The cache in one format.
 fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
-    let (has_upstream, resource) = (facts.fallback.is_upstream(), &read.path.resource);
+    let has_upstream = facts.fallback.is_upstream();
+    let resource = &read.path.resource;
     let not_served = |message| Err(ReadError::Upstream(Failure::not_served(message)).into());
     let Some(media) = read.formats[format].as_ref().map(|format| format.media()) else {
         return Err(ReadError::Upstream(negotiate::not_acceptable()).into());

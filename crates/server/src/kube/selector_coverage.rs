@@ -26,14 +26,14 @@ pub fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Resul
 
 /// The answer to a get for an object that is not in the cache.
 pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
-    match covers(narrowed_by, path, &ReadSpec::default()) {
-        true => Failure::no_object(gvr, &path.name),
-        false => Failure::unavailable(format!(
-            "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached \
-             (--upstream-field-selector), and the apiserver is not asked",
-            path.name
-        )),
+    if covers(narrowed_by, path, &ReadSpec::default()) {
+        return Failure::no_object(gvr, &path.name);
     }
+    Failure::unavailable(format!(
+        "kubefan does not know whether {gvr} {:?} exists: only objects with {narrowed_by} are cached \
+         (--upstream-field-selector), and the apiserver is not asked",
+        path.name
+    ))
 }
 
 /// Whether `narrowed_by` selects every object that the path and the selectors select.

@@ -88,9 +88,16 @@ pub struct Failure {
 
 impl Failure {
     fn new(code: StatusCode, reason: &'static str, message: String) -> Self {
-        let (kind, api_version, status) = ("Status", "v1", "Failure");
-        let (metadata, code) = (ListMeta::default(), code.as_u16());
-        Self { kind, api_version, metadata, status, message, reason, details: None, code }
+        Self {
+            kind: "Status",
+            api_version: "v1",
+            metadata: ListMeta::default(),
+            status: "Failure",
+            message,
+            reason,
+            details: None,
+            code: code.as_u16(),
+        }
     }
 
     fn with(self, details: Details) -> Self {
@@ -111,7 +118,8 @@ impl Failure {
         // The format of `utilerrors.Aggregate`.
         let text = if let [text] = &*texts { text.clone() } else { format!("[{}]", texts.join(", ")) };
         let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {text}");
-        let (group, kind) = ("meta.k8s.io".to_owned(), "ListOptions".to_owned());
+        let group = "meta.k8s.io".to_owned();
+        let kind = "ListOptions".to_owned();
         let details = Details { group, kind, causes, ..Details::default() };
         Err(Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).with(details))
     }
@@ -122,7 +130,9 @@ impl Failure {
             "" => gvr.resource.clone(),
             group => format!("{}.{group}", gvr.resource),
         };
-        let (name, group, kind) = (name.to_owned(), gvr.group.clone(), gvr.resource.clone());
+        let name = name.to_owned();
+        let group = gvr.group.clone();
+        let kind = gvr.resource.clone();
         let message = format!("{qualified} {name:?} not found");
         let details = Details { name, group, kind, ..Details::default() };
         Self::new(StatusCode::NOT_FOUND, "NotFound", message).with(details)
@@ -148,7 +158,9 @@ impl Failure {
         let Attributes { name, group, resource, .. } = &forbidden.attributes;
         let quoted = if name.is_empty() { String::new() } else { format!(" {name:?}") };
         let message = format!("{}{quoted} is forbidden: {}", forbidden.qualified_resource(), forbidden.message());
-        let (name, group, kind) = (name.clone(), group.clone(), resource.clone());
+        let name = name.clone();
+        let group = group.clone();
+        let kind = resource.clone();
         Self::forbidden(message).with(Details { name, group, kind, ..Details::default() })
     }
 

@@ -60,7 +60,8 @@ impl OneCache {
         let scope = Scope::Cluster;
         let reading = None;
         let served = Served { gvr, namespaced: true, scope, fields, list_kind, parser, hub, reading };
-        let (is_held, is_current) = (AtomicBool::new(true), AtomicBool::new(false));
+        let is_held = AtomicBool::new(true);
+        let is_current = AtomicBool::new(false);
         Arc::new(Self { served, is_held, is_current, searches: AtomicUsize::new(0), changes: watch::Sender::new(0) })
     }
 
@@ -186,7 +187,8 @@ async fn a_list_of_the_caches_takes_the_place_of_a_read() {
 #[tokio::test(start_paused = true)]
 async fn a_read_that_waits_after_it_has_found_its_version_is_not_served_an_older_state() {
     let catalog = OneCache::new();
-    let (reader, hub) = (catalog.reader(), &catalog.served.hub);
+    let reader = catalog.reader();
+    let hub = &catalog.served.hub;
     catalog.list(430);
     let reached = reader.reach(&catalog.served, ResourceVersion::new(422).unwrap(), Patience::AtOnce).await;
     let fresh = reached.ok().unwrap();

@@ -89,7 +89,9 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
 
 fn options(narrowed_by: &str, gates: &[&str]) -> KubeApiOptions {
     let mut feature_gates = FeatureGates::default();
-    gates.iter().for_each(|gate| feature_gates.set(gate).unwrap());
+    for gate in gates {
+        feature_gates.set(gate).unwrap();
+    }
     let narrowed_by = FieldSelector::parse(narrowed_by).unwrap();
     KubeApiOptions { consistent_list_bytes_min: 0, feature_gates, narrowed_by, guard: None }
 }

@@ -55,12 +55,17 @@ fn failing() -> Refusal {
 }
 
 fn stale() -> Refusal {
-    let (age, staleness_max) = (None, std::time::Duration::ZERO);
-    Refusal::Stale { resource: "pods".to_owned(), age, staleness_max, message: String::new() }
+    Refusal::Stale {
+        resource: "pods".to_owned(),
+        age: None,
+        staleness_max: std::time::Duration::ZERO,
+        message: String::new(),
+    }
 }
 
 fn forbidden() -> Denial {
-    let (user, reason) = ("u".to_owned(), String::new());
+    let user = "u".to_owned();
+    let reason = String::new();
     Denial::Forbidden(Box::new(Forbidden { attributes: Attributes::default(), user, reason }))
 }
 
@@ -163,7 +168,8 @@ fn the_request_and_its_caller_come_first() {
             "what the request says wrongly is upstream's to explain",
             ANY,
             |read, facts| {
-                (read.problem, facts.verdict) = (Some(ReadError::Upstream(bad_request())), None);
+                read.problem = Some(ReadError::Upstream(bad_request()));
+                facts.verdict = None;
             },
             ["upstream", "kubefan 400"],
         ),
@@ -244,7 +250,8 @@ fn the_request_and_its_caller_come_first() {
 #[test]
 fn a_cache_is_found_or_started() {
     const NONE: fn(&mut Read, &mut Facts) = |_, facts| {
-        (facts.cached, facts.formats[0].cache) = (Vec::new(), None);
+        facts.cached = Vec::new();
+        facts.formats[0].cache = None;
     };
     const HELD: fn(&mut Read, &mut Facts) = |_, facts| facts.formats[0].cache = None;
     const PROTOBUF: fn(&mut Read, &mut Facts) = |read, facts| {
@@ -256,7 +263,8 @@ fn a_cache_is_found_or_started() {
         facts.formats[0].is_started = true;
     };
     const NO_FORMAT: fn(&mut Read, &mut Facts) = |read, facts| {
-        (read.formats, facts.formats) = (Vec::new(), Vec::new());
+        read.formats = Vec::new();
+        facts.formats = Vec::new();
     };
     const UNKNOWN_FORMAT: fn(&mut Read, &mut Facts) = |read, _| read.formats[0] = None;
     const SECOND: fn(&mut Read, &mut Facts) = |read, facts| {
@@ -321,9 +329,13 @@ fn a_cache_is_found_or_started() {
 
 #[test]
 fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
-    const UNPROVED: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.snapshot) = (None, None);
+    const UNPROVED: fn(&mut Read, &mut Facts) = |_, facts| {
+        facts.fresh = None;
+        facts.snapshot = None;
+    };
     const LISTED: fn(&mut Read, &mut Facts) = |_, facts| {
-        (facts.fresh, found(facts).is_listed_since) = (None, true);
+        facts.fresh = None;
+        found(facts).is_listed_since = true;
     };
     const UNPROVABLE: fn(&mut Read, &mut Facts) = |_, facts| {
         facts.fresh = Some(Err(NotReached { refusal: unavailable(), is_proved: false }));
