@@ -108,16 +108,16 @@ impl Informer {
         warm: bool,
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
-        let (writer, random) = (CacheWriter::new(context.cache_compression), context.generator());
+        let random = context.generator();
         let retry = Retry::new(context.source.http().cloned(), context.generator());
         Self {
+            writer: CacheWriter::new(context.cache_compression),
             context,
             served,
             schema,
             prover,
             allowance,
             reflector,
-            writer,
             retry,
             random,
             planned_relist,
@@ -160,7 +160,9 @@ impl Informer {
                     if self.standing.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
                         self.served.hub.warn(&self.reflector.warnings());
                         self.served.hub.live();
-                        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
+                        if let Some(at) = proven_at {
+                            self.served.hub.proved(at);
+                        }
                     }
                     None
                 }
@@ -190,7 +192,9 @@ impl Informer {
         let Some((ReceivedCache { commit, writer, .. }, proven_at)) = taken else { return };
         self.reflector.resume_from(commit.version);
         self.writer = writer;
-        proven_at.into_iter().for_each(|at| self.served.hub.proved(at));
+        if let Some(at) = proven_at {
+            self.served.hub.proved(at);
+        }
         batch.commit(commit, Instant::now());
     }
 
@@ -226,11 +230,14 @@ impl Informer {
             }
             let mut advanced_to = None;
             let next = self.step_or_advance(&mut advanced_to, unannounced).await;
-            advanced_to.into_iter().for_each(|version| self.reflector.advance_to(version));
+            if let Some(version) = advanced_to {
+                self.reflector.advance_to(version);
+            }
             match next {
                 Next::Step(step) => return step,
                 Next::Relist(reason, place) => {
-                    (self.place, self.due_relist) = (Some(place), None);
+                    self.place = Some(place);
+                    self.due_relist = None;
                     match reason {
                         RelistReason::SchemaChanged => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
@@ -248,7 +255,8 @@ impl Informer {
         advanced_to: &mut Option<ResourceVersion>,
         unannounced: &mut Unannounced,
     ) -> Next {
-        let (watching, in_progress) = (self.standing.has_watch(), self.reflector.next_step());
+        let watching = self.standing.has_watch();
+        let in_progress = self.reflector.next_step();
         let mut stalls_at = self.standing.list_progress().map(|at| at + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
@@ -262,8 +270,7 @@ impl Informer {
         }
         unannounced.steps = 0;
         unannounced.batch.wake();
-        let lists = &self.context.lists;
-        let due_relist = || self.planned_relist.clone().due_with_place(lists.clone());
+        let due_relist = || self.planned_relist.clone().due_with_place(self.context.lists.clone());
         let due_relist = self.due_relist.get_or_insert_with(due_relist);
         loop {
             let range = tokio::select! {
@@ -274,14 +281,15 @@ impl Informer {
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
                     self.standing = self.standing.after(Event::Stalled, in_progress);
-                    (self.place, stalls_at) = (None, None);
+                    self.place = None;
+                    stalls_at = None;
                     continue;
                 }
             };
             let hub = &self.served.hub;
             let Some(version) = range.target_for(hub) else { continue };
-            let applied = self.schema.write(&mut self.writer, &self.planned_relist, Update::Bookmark(version));
-            if let Ok(Some(commit)) = applied {
+            let bookmark = Update::Bookmark(version);
+            if let Ok(Some(commit)) = self.schema.write(&mut self.writer, &self.planned_relist, bookmark) {
                 unannounced.batch.commit(commit, range.received);
                 hub.proved(range.received);
                 *advanced_to = Some(version);
@@ -294,7 +302,8 @@ impl Informer {
         if self.standing.must_confirm(&update) && !self.confirm(batch, begins).await {
             return None;
         }
-        let (listed, is_event) = (matches!(update, Update::ListEnd(_)), matches!(update, Update::Event(..)));
+        let listed = matches!(update, Update::ListEnd(_));
+        let is_event = matches!(update, Update::Event(..));
         // A list is consistent as of its request. It may have taken long. One that repeats the
         // objects at the version of the cache proves nothing.
         let listing = self.standing.list_begin().filter(|_| listed);
@@ -313,7 +322,7 @@ impl Informer {
             &Update::ListBegin { reason } => {
                 hub.listing(reason);
                 self.planned_relist.list_begun(received);
-                info!(resource = %self.served.gvr, media = self.media().as_str(), reason = reason.as_str(), "listing");
+                info!(resource = %self.served.gvr, media = self.served.parser.media().as_str(), reason = reason.as_str(), "listing");
             }
             Update::Event(kind, _) => hub.metrics().received(*kind),
             Update::WentBack { reached } => {
@@ -325,7 +334,7 @@ impl Informer {
             _ => {}
         }
         let first = self.writer.version().is_none();
-        if matches!(update, Update::ListEnd(_)) {
+        if listed {
             // A list may remove many objects, so other tasks get a turn in between.
             while self.writer.prepare(PREPARE_OBJECTS) {
                 yield_now().await;
@@ -354,10 +363,11 @@ impl Informer {
         match applied {
             Ok(Some(commit)) => {
                 if first {
-                    let (objects, bytes) = (commit.store.len(), commit.store.json_bytes());
-                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.media().as_str(), version = %commit.version.whole(), objects, bytes, "synced");
+                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.served.parser.media().as_str(), version = %commit.version.whole(), objects = commit.store.len(), bytes = commit.store.json_bytes(), "synced");
                     // Readers that have waited for the state find this with it.
-                    listed_at.into_iter().for_each(|at| hub.listed(at));
+                    if let Some(at) = listed_at {
+                        hub.listed(at);
+                    }
                 }
                 batch.commit(commit, received);
             }
@@ -426,11 +436,11 @@ impl Informer {
                 let message = format!("{resource} is not cached by the kubefan at --upstream: {message}");
                 return Some(Stopped::NotCached(message));
             }
-            Some(UpstreamError::Refused { code: 406, message }) if self.media() != Media::Json => {
+            Some(UpstreamError::Refused { code: 406, message }) if self.served.parser.media() != Media::Json => {
                 let resource = &self.served.gvr;
                 return Some(Stopped::NotAcceptable(format!(
                     "the apiserver does not give {resource} as {}: {message}",
-                    self.media().as_str()
+                    self.served.parser.media().as_str()
                 )));
             }
             failure => match failure.and_then(UpstreamError::cause) {
@@ -484,9 +494,5 @@ impl Informer {
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
         self.writer = CacheWriter::new(self.context.cache_compression);
         self.relist(RelistReason::Forbidden);
-    }
-
-    fn media(&self) -> Media {
-        self.served.parser.media()
     }
 }

@@ -116,7 +116,8 @@ pub(super) enum Discard {
 impl Standing {
     /// Returns where the informer stands after an event. `next` is the reflector's next step then.
     pub(super) fn after(self, event: Event, next: NextStep) -> Self {
-        let (list, answers) = (self.list(), self.answers());
+        let list = self.list();
+        let answers = self.answers();
         match event {
             Event::Started | Event::Updated => Self::at(next, list, answers),
             Event::PlaceGiven(at) => Self::at(next, List { progress: Some(at), ..list }, answers),

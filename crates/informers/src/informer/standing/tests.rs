@@ -29,7 +29,8 @@ struct Values {
 
 impl Values {
     fn new() -> Self {
-        let (start, unconfirmed) = (Instant::now(), Answers::default());
+        let start = Instant::now();
+        let unconfirmed = Answers::default();
         Self {
             start,
             confirmed: Answers { is_confirmed: true, denied_since: None },
@@ -76,7 +77,8 @@ const SCHEMA: RelistReason = RelistReason::SchemaChanged;
 #[test]
 fn a_cold_start_lists_and_a_warm_one_watches() {
     let of = Values::new();
-    let (warm, cold) = (Standing::Starting { asks_peers: true }, Standing::Starting { asks_peers: false });
+    let warm = Standing::Starting { asks_peers: true };
+    let cold = Standing::Starting { asks_peers: false };
     of.check([
         row(cold, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
         row(warm, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
@@ -169,7 +171,8 @@ fn a_planned_relist_has_its_place_already() {
 #[test]
 fn a_list_for_the_schema_that_ends_early_is_planned_again_unless_an_ordinary_list_follows() {
     let of = Values::new();
-    let (rereading, failed) = (Rereading(of.begun(SCHEMA, 1), of.confirmed), Event::Failed { denied_at: None });
+    let rereading = Rereading(of.begun(SCHEMA, 1), of.confirmed);
+    let failed = Event::Failed { denied_at: None };
     of.check([
         row(rereading, Event::WatchEnded, OpenWatch, WatchDue(of.unconfirmed)),
         row(rereading, failed, ReadWatch, Watching(of.unconfirmed)),
@@ -208,7 +211,8 @@ fn the_place_of_a_list_is_free_during_the_wait_after_a_failure() {
 #[test]
 fn a_denial_lasts_until_another_failure_or_a_watch() {
     let of = Values::new();
-    let (denied_again, failed) = (Event::Failed { denied_at: Some(of.at(7)) }, Event::Failed { denied_at: None });
+    let denied_again = Event::Failed { denied_at: Some(of.at(7)) };
+    let failed = Event::Failed { denied_at: None };
     let since_start = Event::Failed { denied_at: Some(of.start) };
     let denied_and_confirmed = Answers { is_confirmed: true, ..of.denied };
     of.check([
@@ -229,8 +233,10 @@ fn a_denial_lasts_until_another_failure_or_a_watch() {
 #[test]
 fn after_a_failed_check_the_next_one_comes_before_any_request() {
     let of = Values::new();
-    let (check_due, denied) = (CheckDue { denied_since: None }, CheckDue { denied_since: Some(of.start) });
-    let (unconfirmed, waits) = (Event::Unconfirmed { checks_first: true }, Event::Unconfirmed { checks_first: false });
+    let check_due = CheckDue { denied_since: None };
+    let denied = CheckDue { denied_since: Some(of.start) };
+    let unconfirmed = Event::Unconfirmed { checks_first: true };
+    let waits = Event::Unconfirmed { checks_first: false };
     of.check([
         row(ListDue(of.begun(FIRST, 1), of.unconfirmed), unconfirmed, RequestList, check_due),
         row(Receiving(of.begun(FIRST, 1), of.confirmed), unconfirmed, OpenWatch, check_due),
@@ -269,13 +275,15 @@ fn a_confirmation_moves_nothing_because_its_update_is_still_to_be_applied() {
 fn the_end_of_a_list_is_always_confirmed_and_its_objects_with_it() {
     let of = Values::new();
     let version = ResourceVersion::new(5).unwrap();
-    let (end, bookmark) = (Update::ListEnd(version), Update::Bookmark(version));
+    let end = Update::ListEnd(version);
+    let bookmark = Update::Bookmark(version);
     let begin = Update::ListBegin { reason: FIRST };
     let object = br#"{"metadata":{"name":"a","namespace":"b","uid":"u","resourceVersion":"5"}}"#;
     let gvr = kubefan_model::GroupVersionResource::new("", "v1", "pods");
     let table = kubefan_model::fields::FieldTable::new(&gvr, true, &[]);
     let item = Update::ListItem(kubefan_model::object::ObjectParser::new(&table).parse(object).unwrap());
-    let (sure, unsure) = (ListDue(of.placed(1), of.confirmed), ListDue(of.placed(1), of.unconfirmed));
+    let sure = ListDue(of.placed(1), of.confirmed);
+    let unsure = ListDue(of.placed(1), of.unconfirmed);
     assert!(sure.must_confirm(&end) && unsure.must_confirm(&end));
     assert!(!sure.must_confirm(&item) && !unsure.must_confirm(&item));
     assert!(!sure.must_confirm(&begin) && unsure.must_confirm(&begin));
@@ -286,8 +294,8 @@ fn the_end_of_a_list_is_always_confirmed_and_its_objects_with_it() {
 fn a_failed_check_discards_what_came_since_the_last_commit() {
     let of = Values::new();
     let version = ResourceVersion::new(5).unwrap();
-    let (listing, rereading) =
-        (ListDue(of.begun(EXPIRED, 1), of.confirmed), Rereading(of.begun(SCHEMA, 1), of.confirmed));
+    let listing = ListDue(of.begun(EXPIRED, 1), of.confirmed);
+    let rereading = Rereading(of.begun(SCHEMA, 1), of.confirmed);
     for (standing, begins, known, expected) in [
         (Watching(of.confirmed), None, Some(version), Discard::Resume(version)),
         (WatchDue(of.confirmed), None, None, Discard::Relist(FIRST)),
