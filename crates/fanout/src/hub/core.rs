@@ -145,7 +145,8 @@ impl Hub {
         let ResolvedResource { group, version, resource: plural, .. } = &resource;
         let name = GroupVersionResource::new(group, version, plural).to_string();
         let published = PublishedCache::new(name, limits, parser.clone(), wall_clock, budgets.indexes.share());
-        let (head, phase) = (watch::Sender::new(None), watch::Sender::new(published.phase()));
+        let head = watch::Sender::new(None);
+        let phase = watch::Sender::new(published.phase());
         let state = HubState {
             published,
             views: Views::default(),
@@ -229,7 +230,8 @@ impl Hub {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
             _ => 0,
         };
-        let (mut ended, mut evicted) = (Vec::new(), Vec::new());
+        let mut ended = Vec::new();
+        let mut evicted = Vec::new();
         let log_share = views.shorten_logs(&self.budgets.logs, None, received);
         match published.apply(commit, received, log_share) {
             Applied::Continued(records) => {
@@ -237,11 +239,12 @@ impl Hub {
                 evicted = records;
             }
             Applied::NewEpoch { because, replaced } => {
-                (*served_ahead, *served_ahead_before_list) = (None, None);
+                *served_ahead = None;
+                *served_ahead_before_list = None;
                 if replaced && !planted::is(Bug::RewoundSilently) {
                     ended = views.drain();
                     let end = StreamEnd::Rewritten(because);
-                    ended.iter().for_each(|view| view.close(&end));
+                    close_all(&ended, &end);
                 }
             }
         }
@@ -400,8 +403,8 @@ impl Hub {
         let mut state = self.lock();
         state.published.close(phase, end.to_string());
         let mut views = state.views.drain();
-        when_planted!(WokenBeforeTheEnd => { wake_all(&views); views.drain(..).for_each(|view| view.close(&end)) });
-        views.iter().for_each(|view| view.close(&end));
+        when_planted!(WokenBeforeTheEnd => { wake_all(&views); close_all(&std::mem::take(&mut views), &end) });
+        close_all(&views, &end);
         self.head.send_replace(None);
         // Also if it stays the same: those that wait for the first list must look again.
         self.phase.send_replace(state.published.phase());
@@ -448,8 +451,8 @@ impl Hub {
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
-        let can_resume = |from| history.can_resume_from(from, *head);
-        let (can_resume, can_resume_after) = (can_resume(version), can_resume(version.end()));
+        let can_resume = history.can_resume_from(version, *head);
+        let can_resume_after = history.can_resume_from(version.end(), *head);
         Some(Continuation { can_resume, can_resume_after, head: *head })
     }
 
@@ -477,6 +480,12 @@ impl HubState {
             }
             _ => commit,
         }
+    }
+}
+
+fn close_all(views: &[Arc<View>], end: &StreamEnd) {
+    for view in views {
+        view.close(end);
     }
 }
 

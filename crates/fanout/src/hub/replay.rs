@@ -143,7 +143,8 @@ impl Replay {
         // An event is two objects.
         let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * self.key.selection.tests())).max(1);
         let state = hub.lock();
-        let (views, after) = (&state.views, self.replayed.after);
+        let views = &state.views;
+        let after = self.replayed.after;
         if views.get(&self.key).is_some_and(|view| view.floor() <= after)
             || views.none_can_start_after(&self.key, after)
         {

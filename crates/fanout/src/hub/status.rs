@@ -76,7 +76,8 @@ impl Hub {
         };
         if let Some(cached) = cached {
             let now = Instant::now();
-            let (ring, conflated) = (cached.history.ring(), cached.history.conflated());
+            let ring = cached.history.ring();
+            let conflated = cached.history.conflated();
             gauges.ring_bytes = ring.bytes();
             gauges.residue_bytes = conflated.bytes();
             let Budgets { projected, chunks, logs, segments, indexes, backfills, selectors } = &self.budgets;

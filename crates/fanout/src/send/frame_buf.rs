@@ -136,7 +136,9 @@ mod tests {
             steps in prop::collection::vec(1usize..12, 1..40),
         ) {
             let mut all = FrameBuf::default();
-            chunks.iter().for_each(|chunk| all.push(Bytes::from(chunk.clone())));
+            for chunk in &chunks {
+                all.push(Bytes::from(chunk.clone()));
+            }
             let expected = chunks.concat();
             let mut taken = Vec::new();
             for step in steps {

@@ -359,7 +359,9 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let mut world = World::new();
-            ops.into_iter().for_each(|op| world.apply(op));
+            for op in ops {
+                world.apply(op);
+            }
             for app in ["", "web", "db"] {
                 let labels = if app.is_empty() { String::new() } else { format!("app={app}") };
                 for from in 10..=world.at {

@@ -110,7 +110,9 @@ proptest! {
         for (id, selection) in selections.iter().enumerate() {
             index.insert(id, selection);
         }
-        (0..selections.len()).filter(|id| drop[*id]).for_each(|id| index.remove(id));
+        for id in (0..selections.len()).filter(|id| drop[*id]) {
+            index.remove(id);
+        }
         let event = changed(pod(from), pod(to));
         let mut candidates = Vec::new();
         index.candidates(&event, &mut candidates);
