@@ -48,7 +48,8 @@ impl Page {
     /// Refuses a page that leads to itself: its list would never end. `requested` is the continue
     /// token that it was requested with.
     pub(crate) fn after(self, requested: Option<&str>) -> Result<Self, ReflectorError> {
-        let (next, requested) = (self.next.as_deref().unwrap_or_default(), requested.unwrap_or_default());
+        let next = self.next.as_deref().unwrap_or_default();
+        let requested = requested.unwrap_or_default();
         check_next_page(next, requested).map_err(|error| ReflectorError::List(UpstreamError::invalid(error)))?;
         Ok(self)
     }

@@ -64,7 +64,9 @@ mod tests {
         assert_eq!(limit.objects(), 8, "as wanted");
         limit.received(1000);
         assert_eq!(limit.objects(), 16);
-        (0..10).for_each(|_| limit.received(1000));
+        for _ in 0..10 {
+            limit.received(1000);
+        }
         assert_eq!(limit.objects(), 500, "no more than was configured");
     }
 

@@ -48,7 +48,8 @@ impl<R: Rng> Reflector<R> {
             let Page { version: page_version, next, objects } = page.after(list.next.as_deref())?;
             let list_version = *list.version.get_or_insert(page_version);
             self.ready = objects.into_iter().map(|object| (Update::ListItem(object), received)).collect();
-            (list.next, list.failures) = (next, None);
+            list.next = next;
+            list.failures = None;
             if list.next.is_none() {
                 self.ready.push_back((Update::ListEnd(list_version.end()), received));
             }

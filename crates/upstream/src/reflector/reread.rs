@@ -47,14 +47,15 @@ impl<R: Rng> Reflector<R> {
         self.ready.push_back((Update::ListBegin { reason }, Instant::now()));
         let at = reached.whole();
         let request = self.request_page(at, None, Duration::ZERO);
-        let (next, failures) = (None, 0);
-        self.state = ListWatchState::Rereading(Reread { reason, at, next, failures, request, watch, reached });
+        self.state = ListWatchState::Rereading(Reread { reason, at, next: None, failures: 0, request, watch, reached });
     }
 
     /// A page of the list at a version. The request is sent when it is polled.
     fn request_page(&self, at: ResourceVersion, next: Option<&str>, delay: Duration) -> PageRequest {
         let path = self.page_path(next, Some(at), true);
-        let (upstream, media, bytes_max) = (self.upstream.clone(), self.parser.media(), self.page_limit.bytes_max());
+        let upstream = self.upstream.clone();
+        let media = self.parser.media();
+        let bytes_max = self.page_limit.bytes_max();
         Box::pin(async move {
             if !delay.is_zero() {
                 sleep(delay).await;
@@ -107,7 +108,8 @@ impl<R: Rng> Reflector<R> {
         self.state = match next {
             Some(_) => {
                 reread.request = self.request_page(reread.at, next.as_deref(), Duration::ZERO);
-                (reread.next, reread.failures) = (next, 0);
+                reread.next = next;
+                reread.failures = 0;
                 ListWatchState::Rereading(reread)
             }
             None => {

@@ -40,8 +40,10 @@ struct Scripted {
 
 impl Scripted {
     fn new(watch_list: bool) -> Self {
-        let (answers, requests) = (Arc::<Mutex<VecDeque<Answer>>>::default(), Arc::<Mutex<Vec<String>>>::default());
-        let (left, seen) = (answers.clone(), requests.clone());
+        let answers = Arc::<Mutex<VecDeque<Answer>>>::default();
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let left = answers.clone();
+        let seen = requests.clone();
         let service = service_fn(move |request: http::Request<Bytes>| {
             seen.lock().unwrap().push(title(request.uri().query().unwrap_or_default()));
             let (code, body) = left.lock().unwrap().pop_front().expect("an answer");
@@ -57,8 +59,13 @@ impl Scripted {
         let metrics = Arc::new(Metrics::new(prometheus::Registry::new()).unwrap());
         let metrics = metrics.cache(&gvr, &Scope::Cluster, parser.media(), &[]);
         let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
-        let (kind, field_selector) = ("Pod".to_owned(), String::new());
-        let target = Target { gvr, kind, scope: Scope::Cluster, namespaced: true, field_selector };
+        let target = Target {
+            gvr,
+            kind: "Pod".to_owned(),
+            scope: Scope::Cluster,
+            namespaced: true,
+            field_selector: String::new(),
+        };
         let options = ReflectorOptions {
             page_size: 2,
             watch_list,
