@@ -75,7 +75,8 @@ impl Callers {
 }
 
 fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exists) -> AccessControl {
-    let (callers, upstream) = (&shared.config.callers, shared.upstream);
+    let callers = &shared.config.callers;
+    let upstream = shared.upstream;
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     let key = rand::random();
     let queue = QueueLimits {

@@ -133,8 +133,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_steps_of_a_shutdown_follow_each_other_and_some_are_left_behind() {
-        let (first, second) = (CancellationToken::new(), CancellationToken::new());
-        let (done, first_done, last) = (first.clone(), first.clone(), second.clone());
+        let first = CancellationToken::new();
+        let second = CancellationToken::new();
+        let done = first.clone();
+        let first_done = first.clone();
+        let last = second.clone();
         let start = Instant::now();
         let steps = ShutdownSteps::default()
             .then("the first", async move {
@@ -154,7 +157,8 @@ mod tests {
     #[test]
     fn all_tasks_end_however_serving_returns() {
         let stops = Stops::default();
-        let (drain, stop) = (stops.drain.clone(), stops.stop.clone());
+        let drain = stops.drain.clone();
+        let stop = stops.stop.clone();
         drop(stops);
         assert!(drain.is_cancelled() && stop.is_cancelled());
     }

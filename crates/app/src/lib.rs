@@ -116,9 +116,10 @@ pub async fn run(
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
-    let (open_files, given) = (open_files::raise(), config.serving.connections_max);
+    let open_files = open_files::raise();
+    let given = config.serving.connections_max;
     let memory_max = memory_pressure::resident_max(memory::given(&config));
-    let connections_max = open_files::connections_max(given, (open_files, memory_max), &config.passthrough);
+    let connections_max = open_files::connections_max(given, open_files, memory_max, &config.passthrough);
     config.serving.connections_max = Some(connections_max);
     let mut shutdown = pin!(shutdown);
     // A credential plugin or the apiserver may keep a start waiting.
@@ -137,7 +138,8 @@ pub async fn run(
     let read_file = Arc::new(Notify::new());
     app.watched = watched.map(|watched| (watched, read_file.clone()));
     let is_watched = app.watched.is_some();
-    let (certificate, client_cas) = (app.certificate.clone(), app.client_cas.clone());
+    let certificate = app.certificate.clone();
+    let client_cas = app.client_cas.clone();
     let audit_file = app.audit.reopen.clone();
     let reloading = reloads.for_each(async |()| {
         read_file.notify_one();
@@ -148,7 +150,9 @@ pub async fn run(
         match &certificate {
             Some(certificate) => {
                 certificate.reload();
-                client_cas.iter().for_each(|cas| cas.reload());
+                if let Some(cas) = &client_cas {
+                    cas.reload();
+                }
             }
             None if is_watched => {}
             None => info!("nothing to read again: the data port has no certificate, and there is no --config"),
@@ -232,7 +236,8 @@ impl App {
             Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
             None => counted.upstream_request(verb.as_str(), "error"),
         });
-        let (upstream, source) = (upstream.with_observer(observer.clone()), source.with_observer(observer));
+        let upstream = upstream.with_observer(observer.clone());
+        let source = source.with_observer(observer);
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
@@ -307,7 +312,9 @@ impl App {
         let peer_log = self.peer.is_some().then(|| log.clone());
         let memory = Memory::new(&config);
         // First, because a warm start needs it.
-        certificate.iter().for_each(|certificate| certificate.keep(shared));
+        if let Some(certificate) = &certificate {
+            certificate.keep(shared);
+        }
         let managed = certificate.as_ref().and_then(ServingCertificate::managed).cloned();
         let peer_tls = peers::tls(&config, managed.as_ref());
         let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory.bytes_max());

@@ -27,7 +27,8 @@ impl LiveSettings {
     /// Applies the changes of the file until kubefan stops. Also warns of modes that concern no
     /// resource.
     pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) {
-        let (named, modes) = (registry.clone(), shared.config.modes.modes.clone());
+        let named = registry.clone();
+        let modes = shared.config.modes.modes.clone();
         shared.spawn(async move { mode_names::warn_of_unmatched(&modes, named.discovery()).await });
         let metrics = shared.metrics.reload().clone();
         metrics.started(unix_time());

@@ -60,7 +60,8 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
 /// but at least half of the limit.
 pub fn connections_max(
     given: Option<usize>,
-    (open_files, memory_max): (Option<usize>, Option<usize>),
+    open_files: Option<usize>,
+    memory_max: Option<usize>,
     passthrough: &PassthroughConfig,
 ) -> usize {
     let wanted = given.unwrap_or_else(|| {
@@ -89,13 +90,13 @@ mod tests {
     use crate::config::ServeConfig;
 
     fn fitting(given: Option<usize>, open_files: Option<usize>) -> usize {
-        connections_max(given, (open_files, None), &ServeConfig::default().passthrough)
+        connections_max(given, open_files, None, &ServeConfig::default().passthrough)
     }
 
     #[test]
     fn the_headers_of_all_connections_fit_into_memory_unless_their_number_is_given() {
         let of =
-            |given, memory_max| connections_max(given, (None, Some(memory_max)), &ServeConfig::default().passthrough);
+            |given, memory_max| connections_max(given, None, Some(memory_max), &ServeConfig::default().passthrough);
         assert_eq!(of(None, 64 << 20), 1024);
         assert_eq!(of(None, 64 << 30), CONNECTIONS_MAX);
         assert_eq!(of(Some(5000), 64 << 20), 5000);
@@ -118,10 +119,10 @@ mod tests {
     #[test]
     fn sessions_that_are_passed_on_have_a_descriptor_each() {
         let mut passthrough = ServeConfig::default().passthrough;
-        let without = connections_max(None, (Some(4096), None), &passthrough);
+        let without = connections_max(None, Some(4096), None, &passthrough);
         passthrough.upgrades = true;
-        assert_eq!(connections_max(None, (Some(4096), None), &passthrough), without - 800);
+        assert_eq!(connections_max(None, Some(4096), None, &passthrough), without - 800);
         passthrough.credentials = None;
-        assert!(connections_max(None, (Some(4096), None), &passthrough) > without);
+        assert!(connections_max(None, Some(4096), None, &passthrough) > without);
     }
 }

@@ -33,7 +33,8 @@ impl Rebalancing {
             let reviewer = access.reviews().then(|| shared.upstream.clone());
             #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
             let random = SmallRng::seed_from_u64(rand::random());
-            let (own, percent) = (own.clone(), shared.config.peer.rebalance_percent);
+            let own = own.clone();
+            let percent = shared.config.peer.rebalance_percent;
             let rebalancer = Rebalancer { connections, own, loads, percent, reviewer };
             let drain = shared.stops.drain.clone();
             tokio::spawn(rebalancer.run(shared.metrics.rebalance().clone(), random, drain));
@@ -44,7 +45,9 @@ impl Rebalancing {
     fn load(&self, shared: Shared<'_>, registry: Arc<Registry>) -> LoadSource {
         #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
         let instance = rand::random();
-        let (connections, access, drain) = (self.connections.clone(), self.access.clone(), shared.stops.drain.clone());
+        let connections = self.connections.clone();
+        let access = self.access.clone();
+        let drain = shared.stops.drain.clone();
         Arc::new(move || Load {
             watches: connections.watches() as u64,
             is_ready: registry.readiness().0 && !drain.is_cancelled(),

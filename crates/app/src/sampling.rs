@@ -11,7 +11,9 @@ use super::component::Shared;
 /// Samples until kubefan stops.
 pub(super) fn sample(shared: Shared<'_>, registry: &Arc<Registry>) -> Arc<History> {
     let history = Arc::new(History::new(Instant::now()));
-    let (sampled, registry, metrics) = (history.clone(), registry.clone(), shared.metrics.clone());
+    let sampled = history.clone();
+    let registry = registry.clone();
+    let metrics = shared.metrics.clone();
     shared.spawn(async move {
         let mut ticks = interval(SAMPLE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -21,7 +21,8 @@ impl From<&ServeConfig> for ServerOptions {
             ids_seed,
             connections_max: open_files::connections_max(
                 config.serving.connections_max,
-                (None, None),
+                None,
+                None,
                 &config.passthrough,
             ),
             calls_pending_max: config.serving.calls_pending_max,

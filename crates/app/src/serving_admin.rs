@@ -41,7 +41,8 @@ impl AdminPort {
         subscribers: Arc<Subscribers>,
     ) -> Result<ServerTask, AppError> {
         let Self { listener, tls, managed } = self;
-        let (refreshed, ready) = (registry.clone(), registry.clone());
+        let refreshed = registry.clone();
+        let ready = registry.clone();
         let details = callers::admin_details(shared.config);
         let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
         let router = admin::router(Admin {

@@ -99,7 +99,9 @@ impl ServingCertificate {
                     reason = "randomness enters here; code below takes it as a parameter"
                 )]
                 let random = SmallRng::seed_from_u64(rand::random());
-                let (upstream, managed, options) = (shared.upstream.clone(), managed.clone(), options.clone());
+                let upstream = shared.upstream.clone();
+                let managed = managed.clone();
+                let options = options.clone();
                 let metrics = shared.metrics.managed_tls();
                 let keeper = Keeper::new(upstream, options, managed, wall_clock, random, metrics);
                 shared.spawn(keeper.run());
