@@ -175,7 +175,12 @@ fn take(fixture: Fixture) -> Fixture {
 }
 
 /// An encoder, and changes of pods that have not been encoded yet.
-fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
+struct Changes {
+    encoder: Encoder,
+    entries: Vec<LogEntry>,
+}
+
+fn changes(encoding: Encoding) -> Changes {
     let encoder = Encoder::new(
         Format::new(Projection::default(), false, encoding).expect("a format"),
         &ResolvedResource::default(),
@@ -187,14 +192,15 @@ fn changes(encoding: Encoding) -> (Encoder, Vec<LogEntry>) {
     if let Some(first) = entries.pop() {
         encoder.entry(&first, DeltaBases::All, &mut encoder.buffer(4096));
     }
-    (encoder, entries)
+    Changes { encoder, entries }
 }
 
 // Encodes events as messages, each for the first time.
 #[library_benchmark]
 #[bench::json(args = (Encoding::Json), setup = changes, config = limited(ENCODE_JSON * EVENTS))]
 #[bench::delta(args = (Encoding::ZstdDelta), setup = changes, config = limited(ENCODE_DELTA * EVENTS))]
-fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
+fn encode(changes: Changes) -> impl Sized {
+    let Changes { encoder, entries } = changes;
     let mut bytes = encoder.buffer(EVENTS * 4096);
     for entry in &entries {
         encoder.entry(black_box(entry), DeltaBases::All, &mut bytes);
@@ -203,19 +209,27 @@ fn encode((encoder, entries): (Encoder, Vec<LogEntry>)) -> impl Sized {
     (encoder, entries, bytes)
 }
 
-fn views_by_node() -> (SelectorIndex, Vec<Arc<WatchEvent>>, Vec<usize>) {
+/// An index of views, events of their pods, and the list of views that an event could match.
+struct ViewsByNode {
+    index: SelectorIndex,
+    events: Vec<Arc<WatchEvent>>,
+    found: Vec<usize>,
+}
+
+fn views_by_node() -> ViewsByNode {
     let kind = PodKind::new();
     let mut index = SelectorIndex::default();
     for id in 0..VIEWS {
         index.insert(id, &kind.select("", &format!("spec.nodeName=node-{id}")));
     }
-    (index, Cache::new(20, SMALL).events(EVENTS), Vec::with_capacity(4))
+    ViewsByNode { index, events: Cache::new(20, SMALL).events(EVENTS), found: Vec::with_capacity(4) }
 }
 
 // Finds the views that could match an event, among 10,000 views by node.
 #[library_benchmark]
 #[bench::by_node(args = (), setup = views_by_node, config = limited(LOOK_UP * EVENTS))]
-fn look_up((index, events, mut found): (SelectorIndex, Vec<Arc<WatchEvent>>, Vec<usize>)) -> impl Sized {
+fn look_up(views: ViewsByNode) -> impl Sized {
+    let ViewsByNode { index, events, mut found } = views;
     for event in &events {
         index.candidates(black_box(event), &mut found);
         assert!(!found.is_empty());

@@ -413,7 +413,9 @@ pub(crate) fn peers(data: &[u8]) {
     };
     let mut trailer = TransferTrailer::default();
     let mut rest = content;
-    while let (false, Ok(entry)) = (rest.is_empty(), TransferEntry::decode_length_delimited(&mut rest)) {
+    while !rest.is_empty()
+        && let Ok(entry) = TransferEntry::decode_length_delimited(&mut rest)
+    {
         match entry.entry {
             Some(Entry::Object(_)) => trailer.objects += 1,
             Some(Entry::Change(_)) => trailer.changes += 1,

@@ -258,7 +258,10 @@ impl Printer {
                 table.print(&mut self.out, &one.objects, now())?;
             }
         }
-        if let (None, false, Some(one)) = (printed, self.watching, found.first()) {
+        if printed.is_none()
+            && !self.watching
+            && let Some(one) = found.first()
+        {
             match one.target.namespace.as_str() {
                 "" => print_notice("No resources found"),
                 namespace => print_notice(&format!("No resources found in {namespace} namespace.")),

@@ -126,7 +126,7 @@ fn shown(object: &Object, managed_fields: bool) -> io::Result<Shown<'_>> {
         let raw = serde_json::from_slice(&object.object).map(Shown::Raw);
         return raw.map_err(|error| io::Error::other(format!("{:?} is not JSON: {error}", object.name)));
     };
-    if let (false, Some(metadata)) = (managed_fields, value["metadata"].as_object_mut()) {
+    if !managed_fields && let Some(metadata) = value["metadata"].as_object_mut() {
         metadata.remove("managedFields");
     }
     Ok(Shown::Value(value))

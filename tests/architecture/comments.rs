@@ -6,7 +6,8 @@ const COLUMNS_MAX: usize = 100;
 /// The whole-line comments that are too wide, as lines and columns. Tables, links and code may be
 /// wider.
 pub(crate) fn wide(text: &str) -> Vec<(usize, usize)> {
-    let (mut found, mut in_code) = (Vec::new(), false);
+    let mut found = Vec::new();
+    let mut in_code = false;
     for (index, line) in text.lines().enumerate() {
         let Some(comment) = line.trim_start().strip_prefix("//") else {
             // A fence does not reach beyond its comment.

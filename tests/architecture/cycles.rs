@@ -154,13 +154,16 @@ impl Module {
     fn import(&mut self, prefix: &str, tree: &str, is_public: bool) {
         let tree = tree.trim();
         if let Some((path, group)) = tree.split_once('{') {
-            let (group, prefix) = (group.trim_end_matches(|c| c != '}'), format!("{prefix}{path}"));
+            let group = group.trim_end_matches(|c| c != '}');
+            let prefix = format!("{prefix}{path}");
             let mut depth = 0;
             let is_end = |c: char| {
                 depth += i32::from(c == '{') - i32::from(c == '}');
                 (c == ',' && depth == 0) || depth < 0
             };
-            group.split(is_end).for_each(|part| self.import(&prefix, part, is_public));
+            for part in group.split(is_end) {
+                self.import(&prefix, part, is_public);
+            }
         } else if !tree.is_empty() {
             let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias)));
             let mut path: Names = format!("{prefix}{path}").split("::").map(str::to_owned).collect();
@@ -174,7 +177,8 @@ impl Module {
 /// The lines of code that are neither comments nor compiled only for tests.
 fn without_tests(text: &str) -> Vec<&str> {
     let indentation = |line: &str| line.len() - line.trim_start().len();
-    let (mut kept, mut lines) = (Vec::new(), text.lines());
+    let mut kept = Vec::new();
+    let mut lines = text.lines();
     while let Some(line) = lines.next() {
         let code = line.trim_start();
         if code.starts_with("#[cfg(test)]") || code.starts_with("#[cfg(all(test") {

@@ -22,7 +22,8 @@ pub(crate) fn files(root: &Path, folder: &str, extension: &str) -> Vec<PathBuf> 
     let mut waiting = vec![root.join(folder)];
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
+            let path = entry.path();
+            let name = entry.file_name();
             let is_made = ["target", ".git", "node_modules", "artifacts", "generated"].iter().any(|made| name == *made);
             if path.is_dir() && !is_made {
                 waiting.push(path);

@@ -172,7 +172,8 @@ struct Prepared {
     identity: CacheIdentity,
     encoder: Encoder,
     until: Instant,
-    permits: ([OwnedSemaphorePermit; 2], GatePermit),
+    permits: [OwnedSemaphorePermit; 2],
+    gate_permit: GatePermit,
 }
 
 impl<S: OfferedCaches> TransferService<S> {
@@ -191,7 +192,7 @@ impl<S: OfferedCaches> TransferService<S> {
         let permits = permits.await.map_err(|_| Status::unavailable("other replicas are being served"))??;
         // A transfer retains state as a snapshot does, so it needs the same permit. If memory
         // pressure refuses the permit, the peer starts with a list.
-        let permit = find()?
+        let gate_permit = find()?
             .hub
             .gate()
             .acquire(None)
@@ -202,17 +203,17 @@ impl<S: OfferedCaches> TransferService<S> {
         let identity = self.identity_of(wanted, cluster, &offer)?;
         let (ahead, history) = copy(&offer.hub).await?;
         let encoder = Encoder::new(&identity, ahead.store, history, Instant::now());
-        Ok(Prepared { hub: offer.hub, identity, encoder, until, permits: (permits, permit) })
+        Ok(Prepared { hub: offer.hub, identity, encoder, until, permits, gate_permit })
     }
 }
 
 impl Prepared {
     /// Sends it in a task, which ends with the record.
     fn send(self, record: Box<dyn TransferRecord>) -> Parts {
-        let Self { hub, identity, encoder, until, permits } = self;
+        let Self { hub, identity, encoder, until, permits, gate_permit } = self;
         let (parts, receiver) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(async move {
-            let _until_the_end = (permits, record);
+            let _until_the_end = (permits, gate_permit, record);
             let result = send(encoder, parts, until, &identity).await;
             hub.metrics().transfer(result);
         });

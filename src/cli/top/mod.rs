@@ -112,10 +112,14 @@ async fn refresh(admin: &Admin, terminal: &mut ratatui::DefaultTerminal) -> Resu
                     match sample.unwrap_or_else(|_| Err("kubefan does not answer".to_owned())) {
                         Ok(sample) => {
                             shown = Some(sample.since(before.as_ref()));
-                            (before, problem) = (Some(sample), None);
+                            before = Some(sample);
+                            problem = None;
                         }
                         // The rates of a kubefan that has restarted begin anew.
-                        Err(why) => (before, problem) = (None, Some(why)),
+                        Err(why) => {
+                            before = None;
+                            problem = Some(why);
+                        }
                     }
                     is_taken = true;
                 }

@@ -52,10 +52,12 @@ impl Walk<'_> {
 
     /// Judges the end of a read over HTTP. Only these refusals can happen here.
     pub(super) fn http_ended(&mut self, code: &str, reason: &str, message: &str, now: Duration) -> Result<(), Breach> {
-        if let ("ERROR 410", Some(resume)) = (code, self.resume) {
+        if code == "ERROR 410"
+            && let Some(resume) = self.resume
+        {
             self.check_need("a 410", resume, now)?;
         }
-        if let ("503" | "429" | "ERROR 503" | "ERROR 429", false) = (code, reason.is_empty()) {
+        if matches!(code, "503" | "429" | "ERROR 503" | "ERROR 429") && !reason.is_empty() {
             self.check_refusal(code, message, now)?;
         }
         let is_possible = match (code, reason) {

@@ -13,7 +13,8 @@ pub(crate) fn replace(page: &str, table: &Table) -> Result<String, String> {
 }
 
 fn between(page: &str, what: &str, rows: &str) -> Result<String, String> {
-    let (start, end) = (format!("<!-- {what} -->\n"), format!("<!-- end of {what} -->\n"));
+    let start = format!("<!-- {what} -->\n");
+    let end = format!("<!-- end of {what} -->\n");
     let (before, rest) = page.split_once(&start).ok_or_else(|| format!("there is no {start}"))?;
     let (_, after) = rest.split_once(&end).ok_or_else(|| format!("there is no {end}"))?;
     Ok(format!("{before}{start}{rows}{end}{after}"))

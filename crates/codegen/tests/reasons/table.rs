@@ -112,7 +112,8 @@ pub(crate) fn camel_case(name: &str) -> String {
 
 /// A comment of lines that begin with `before` and have at most 100 columns.
 pub(crate) fn comment(before: &str, text: &str) -> String {
-    let (mut lines, mut line) = (String::new(), before.trim_end().to_owned());
+    let mut lines = String::new();
+    let mut line = before.trim_end().to_owned();
     let empty = line.len();
     for word in text.split_whitespace() {
         if line.len() + 1 + word.len() > LINE_MAX && line.len() > empty {

@@ -114,7 +114,9 @@ pub fn bytes_field(message: &[u8], number: u32) -> Result<Option<&[u8]>, Malform
     let mut found = None;
     for field in Fields::of(message) {
         let field = field?;
-        if let (true, Value::Bytes(bytes)) = (field.number == number, field.value) {
+        if field.number == number
+            && let Value::Bytes(bytes) = field.value
+        {
             found = Some(bytes);
         }
     }

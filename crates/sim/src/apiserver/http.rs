@@ -223,7 +223,8 @@ impl Inner {
         if !accepts(request, is_served) {
             return Err(Status::not_acceptable(options.watch));
         }
-        if let (Some(name), true) = (&target.name, !options.fields.is_everything())
+        if let Some(name) = &target.name
+            && !options.fields.is_everything()
             && options.name() != Some(name)
         {
             return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
