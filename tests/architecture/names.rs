@@ -16,8 +16,7 @@ const TELLING_FOLDERS: [(&str, &str); 6] = [
 ];
 
 /// Names that several files of a package may have, and what tells the files apart.
-const REPEATED: [(&str, &str); 5] = [
-    ("mod.rs", "its folder"),
+const REPEATED: [(&str, &str); 4] = [
     ("lib.rs", "the library of its package"),
     ("main.rs", "the program of its package"),
     ("tests.rs", "its folder"),
@@ -42,6 +41,6 @@ pub(crate) fn repeated(files: &[PathBuf]) -> Vec<String> {
 
 #[test]
 fn a_name_that_two_files_have_is_found() {
-    let files = ["src/a/x.rs", "src/b/x.rs", "src/a/mod.rs", "src/b/mod.rs", "src/grpc/y.rs", "src/kube/y.rs"];
+    let files = ["src/a/x.rs", "src/b/x.rs", "src/a/error.rs", "src/b/error.rs", "src/grpc/y.rs", "src/kube/y.rs"];
     assert_eq!(repeated(&files.map(PathBuf::from)), ["src/a/x.rs, src/b/x.rs"]);
 }

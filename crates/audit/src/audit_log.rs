@@ -21,8 +21,9 @@ use super::{
     request_head::{RequestHead, id_of},
 };
 
-/// Time that a shutdown waits for the last requests to end and to be written, and then again for
-/// the rest of the queue.
+/// Time that a shutdown waits for the last requests to end.
+const OPEN_REQUESTS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that it then waits for the rest of the queue to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Begins records. Clones are the same log; the default writes nothing. A record also begins the
@@ -113,7 +114,7 @@ impl AuditWriter {
     /// Waits until everything is written. All copies of the log must be dropped; requests that are
     /// still open then have a moment to end.
     pub async fn finish(mut self) {
-        if timeout(FLUSH_TIMEOUT, &mut self.task).await.is_err() {
+        if timeout(OPEN_REQUESTS_TIMEOUT, &mut self.task).await.is_err() {
             self.closing.cancel();
             if timeout(FLUSH_TIMEOUT, &mut self.task).await.is_err() {
                 tracing::warn!("the last records of the audit log were not written in time");

@@ -328,11 +328,11 @@ bugs! {
     /// answer, however old it is. Needs: another cluster behind the address.
     OldCheckConfirms = "old-check-confirms" breaks "Reliable, Ordered, Unique, Convergent, Resumable, Bookmarkable",
 
-    /// `upstream/reflector/mod.rs`: a watch after a broken watch does not ask for the cluster's
+    /// `upstream/reflector.rs`: a watch after a broken watch does not ask for the cluster's
     /// version. Needs: a restore from a backup that also breaks the watch.
     BrokenWatchTrusted = "broken-watch-trusted" breaks "Convergent, Reliable, Ordered, Bookmarkable",
 
-    /// `fanout/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.
+    /// `admission/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.
     /// Needs: short memory, snapshots under way.
     WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent, Resumable",
 

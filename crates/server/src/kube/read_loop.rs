@@ -353,11 +353,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     /// A refusal. One that a cache has decided gets the warnings of upstream, too.
     fn refuse(&self, refused: &Refused) -> Answer {
         let mut response = refusal(&self.request.headers, refused);
-        match (refused, &self.fetched.found) {
-            (Refused::ByCache(_) | Refused::Event(..), Some(found)) => {
-                found.selected.served.hub.warnings().put(response.headers_mut());
-            }
-            _ => {}
+        if let (Refused::ByCache(_) | Refused::Event(..), Some(found)) = (refused, &self.fetched.found) {
+            found.selected.served.hub.warnings().put(response.headers_mut());
         }
         Answer::Response(response)
     }

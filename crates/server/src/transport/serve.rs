@@ -17,7 +17,6 @@ use kubefan_fanout::Catalog;
 use kubefan_telemetry::metrics::{ConnectionEnd, Metrics};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::server::Connected};
 
 use super::{

@@ -8,6 +8,16 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// The level of libraries, unless a module of theirs is named.
 const LIBRARIES: &str = "error";
 
+/// Log targets from before each part of the proxy was a package, and their targets now, in the
+/// order of replacement.
+const TARGETS_BEFORE: [(&str, &str); 5] = [
+    ("kubefan::", "kubefan_proxy::"),
+    ("kubefan_proxy::kube_encoding", "kubefan_cache::kube_encoding"),
+    ("kubefan_proxy::config", "kubefan_app::config"),
+    ("kubefan_proxy::", "kubefan_"),
+    ("kubefan_proxy", "kubefan"),
+];
+
 /// The filter for a level such as `info`, or for levels of modules as in
 /// `kubefan_upstream=warn,info`.
 ///
@@ -29,8 +39,7 @@ pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
 
 /// The directives of a filter, in which a level without a module is that of kubefan's packages.
 fn directives(level: &str) -> String {
-    // Each part of the proxy was a module of the package `kubefan`, then of `kubefan_proxy`.
-    let level = level.replace("kubefan_proxy::", "kubefan_").replace("kubefan::", "kubefan_");
+    let level = TARGETS_BEFORE.iter().fold(level.to_owned(), |level, (before, now)| level.replace(before, now));
     // An empty part would be parsed as `error`.
     let parts = level.split(',').map(str::trim).filter(|part| !part.is_empty());
     let of_kubefan = |part: &str| match part.parse::<LevelFilter>() {
@@ -54,6 +63,8 @@ mod tests {
             ("kubefan_upstream=warn,info", "kubefan_upstream=warn,error,kubefan=info"),
             ("kubefan::upstream=warn", "kubefan_upstream=warn"),
             ("kubefan_proxy::upstream::client=warn", "kubefan_upstream::client=warn"),
+            ("kubefan::config=warn", "kubefan_app::config=warn"),
+            ("kubefan_proxy=warn", "kubefan=warn"),
             ("info,h2=debug", "error,kubefan=info,h2=debug"),
             ("info, h2=debug,", "error,kubefan=info,h2=debug"),
         ] {
