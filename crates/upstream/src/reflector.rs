@@ -59,7 +59,7 @@
 //!   error, so that the caller backs off. Otherwise a broken server would be asked in a tight loop.
 //! - A watch from an expired version (410, as a response or as an ERROR event) leads to `Empty`:
 //!   events are missing, and only a list reveals their result.
-//! - An event above the size limit, or one that cannot be parsed, leads to `Empty`. To skip it
+//! - An event above the size limit, or one that cannot be parsed, leads to `Empty`. Skipping it
 //!   would lose a change, and a new watch would receive it again.
 //! - 403 and 404 on a watch lead to `Empty`, because nothing is known about the time until access
 //!   or the resource returns.
@@ -83,12 +83,12 @@
 //! A new watch can fail without any error: an apiserver answers a watch from a version that it has
 //! not reached with silence. If etcd was restored from a backup, the cluster's versions went back,
 //! and the watch would stay silent while the cache serves state that no longer exists. A watch that
-//! replaces an earlier one, or follows a paged list, therefore starts in doubt: the step then asks
-//! for the cluster's version with a consistent read. A lower version than the known one becomes
+//! replaces an earlier one, or follows a paged list, therefore starts in doubt: the step then
+//! queries the cluster's version with a consistent read. A lower version than the known one becomes
 //! [`Update::WentBack`] and leads to `Empty`. An equal version proves that the cache is fresh. If
-//! there is no answer, the watch is dropped, and the next one is opened only when a question before
-//! it is answered: an apiserver that fails every consistent read should not be asked for a watch by
-//! each attempt.
+//! there is no answer, the watch is dropped, and the next one is opened only after a query that
+//! succeeds: otherwise each attempt would open a watch at an apiserver that fails every consistent
+//! read.
 //!
 //! Other rules follow client-go's reflector (`tools/cache/reflector.go`). The reflector emits
 //! [`Update`]s in upstream's order, and knows neither caches nor subscribers. The parser determines
@@ -152,14 +152,15 @@ pub struct Reflector<R> {
     /// Updates that were read but not yet returned.
     ready: VecDeque<(Update, Instant)>,
     refused: Refused,
-    /// How many objects the next page has.
+    /// Number of objects of the next page.
     page_limit: PageLimit,
     /// Set for a backfill: read only the events after this version, without a standing watch.
     backfills_from: Option<ResourceVersion>,
 }
 
 impl<R: Rng> Reflector<R> {
-    /// A reflector that starts with a list. `open_watch` counts a watch until its guard is dropped.
+    /// Creates a reflector that starts with a list. `open_watch` counts a watch until its guard is
+    /// dropped.
     pub fn new(
         upstream: Upstream,
         target: Target,
@@ -210,12 +211,12 @@ impl<R: Rng> Reflector<R> {
         self.state = ListWatchState::Listed { reached: version, doubt: Doubt::AsksAfter };
     }
 
-    /// Upstream's warnings for readers of the resource.
+    /// Returns upstream's warnings for readers of the resource.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings
     }
 
-    /// What the next step does.
+    /// Returns the action of the next step.
     pub fn next_step(&self) -> NextStep {
         if self.ready.is_empty() { self.state.next_step() } else { NextStep::ReturnUpdate }
     }
@@ -298,8 +299,7 @@ impl<R: Rng> Reflector<R> {
             Ok(watch) => watch,
             Err(error) => return Err(self.watch_failed(reached, Doubt::AsksAfter, error)),
         };
-        // The question follows the watch: between an answer and a later watch etcd could be
-        // restored.
+        // The query follows the watch: between an answer and a later watch etcd could be restored.
         let asked_at = Instant::now();
         let current = if doubt == Doubt::Never { None } else { self.current_version(reached).await? };
         if let Some(current) = current.filter(|current| *current < reached.whole()) {
@@ -312,8 +312,8 @@ impl<R: Rng> Reflector<R> {
         Ok(ReflectorEvent::Watching { proven_at: is_proven.then_some(asked_at) })
     }
 
-    /// The cluster's version, for a watch that continues from what was `reached`. `None` if the
-    /// server does not allow the question.
+    /// Returns the cluster's version, for a watch that continues from the version `reached`. `None`
+    /// if the server does not allow the query.
     async fn current_version(&mut self, reached: ResourceVersion) -> Result<Option<ResourceVersion>, ReflectorError> {
         if self.refused.version_query {
             return Ok(None);
@@ -325,13 +325,13 @@ impl<R: Rng> Reflector<R> {
                 self.refused.version_query = true;
                 Ok(None)
             }
-            // If kubefan may not read this, the watch itself reports the problem, if there is one.
+            // If kubefan lacks the right, the watch itself reports the problem, if there is one.
             Err(UpstreamError::Forbidden { .. } | UpstreamError::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.watch_failed(reached, Doubt::AsksFirst, error)),
         }
     }
 
-    /// Asks for the cluster's version. For Tables, the answer also shows whether the columns have
+    /// Queries the cluster's version. For Tables, the answer also shows whether the columns have
     /// changed since the cached rows were read, which a quiet watch would not show.
     async fn cluster_version(&mut self) -> Result<Result<ResourceVersion, UpstreamError>, ReflectorError> {
         let media = self.parser.media();

@@ -14,7 +14,7 @@ use super::core::Hub;
 /// Commits that subscribers are woken for together: at the latest when this is dropped.
 pub struct CommitBatch {
     hub: Arc<Hub>,
-    /// Something was committed since the last wake-up.
+    /// Whether anything was committed since the last wake-up.
     is_pending: bool,
 }
 
@@ -26,7 +26,7 @@ impl Hub {
 }
 
 impl CommitBatch {
-    /// Publishes a new state. `received` is when upstream's message was read.
+    /// Publishes a new state. Upstream's message was read at `received`.
     pub fn commit(&mut self, commit: Commit, received: Instant) {
         // Set first: if publishing panics half way, subscribers still look at what was appended.
         self.is_pending = true;

@@ -58,32 +58,33 @@ pub struct Hub {
     state: Mutex<HubState>,
 }
 
-/// What changes together, in the critical section.
+/// The parts of a hub that change together, in the critical section.
 pub(crate) struct HubState {
     pub(crate) published: PublishedCache,
     pub(crate) views: Views,
     pub(crate) subscribers: usize,
-    /// The highest version of a state of this history that readers were served before the cache
-    /// had reached it.
+    /// The highest version of this history at which readers received a proved state ahead of the
+    /// cache.
     pub(super) served_ahead: Option<ResourceVersion>,
-    /// The same when the last list began. A proof during a list may be newer than the list.
+    /// The same, at the time when the last list began. A proof during a list may be newer than the
+    /// list.
     served_ahead_before_list: Option<ResourceVersion>,
-    /// When there was last a subscriber or a reader.
+    /// Time of the last subscriber or reader.
     pub(crate) used_at: Instant,
     pacer: Pacer,
-    /// A wave of wake-ups is scheduled.
+    /// Whether a wave of wake-ups is scheduled.
     is_wave_scheduled: bool,
-    /// Events are being tested outside of the critical section.
+    /// Whether events are being tested outside of the critical section.
     pub(super) is_matching: bool,
-    /// When the views last dropped what is too old to be reused.
+    /// Time when the views last dropped data that is too old to be reused.
     tidied_at: Instant,
     /// The indexes that are being built; each is set to true when it is complete or given up.
     pub(super) builds: Vec<(Column, watch::Receiver<bool>)>,
 }
 
-/// Where a cache stands, for a backfill that is to end there.
+/// The current state of a cache, at which a backfill has to end.
 pub struct CachePosition {
-    /// Names the history.
+    /// The epoch of the history.
     pub epoch: u64,
     /// The version reached.
     pub version: ResourceVersion,
@@ -91,7 +92,7 @@ pub struct CachePosition {
     pub store: Store,
 }
 
-/// How the history of a cache continues from a version.
+/// The ways in which the history of a cache continues from a version.
 pub struct Continuation {
     /// Whether it can resume from there.
     pub can_resume: bool,
@@ -101,39 +102,38 @@ pub struct Continuation {
     pub head: ResourceVersion,
 }
 
-/// For people who ask since when; nothing is decided by it.
+/// Returns the time to show to people; no decision depends on it.
 #[expect(clippy::disallowed_methods, reason = "a timestamp to show, which no test compares")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// What the hubs of one kubefan share.
+/// Options that all hubs of a process share.
 #[derive(Clone)]
 pub struct HubOptions {
-    /// How much history is kept.
+    /// Limits of the history.
     pub limits: RingLimits,
-    /// How long a wave of wake-ups may be held back under load.
+    /// Maximum delay of a wave of wake-ups under load.
     pub coalesce_max: Duration,
-    /// Who may pin state.
+    /// Permits for requests that pin state.
     pub gate: Arc<Gate>,
-    /// What all of them together may hold beyond objects and history.
+    /// Memory that all hubs together may hold beyond objects and history.
     pub budgets: ProcessBudgets,
-    /// Names the cluster that versions are of, where that is known.
+    /// Name of the cluster that versions belong to, if it is known.
     pub cluster: ClusterName,
 }
 
-/// Names a cluster, where that is known by then.
+/// Returns the name of a cluster, once it is known.
 pub type ClusterName = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// How long a wave of wake-ups may be held back under load, unless the configuration says
-/// otherwise.
+/// Default of [`HubOptions::coalesce_max`].
 pub const COALESCE_MAX: Duration = Duration::from_millis(20);
 
 /// The least interval between two removals of expired data from views.
 const TIDY_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Hub {
-    /// A hub without state yet.
+    /// Creates a hub without state.
     pub fn new(
         resource: ResolvedResource,
         parser: Arc<ObjectParser>,
@@ -179,17 +179,17 @@ impl Hub {
         })
     }
 
-    /// The resource, as messages name it.
+    /// Returns the resource as messages name it.
     pub fn resource(&self) -> &ResolvedResource {
         &self.resource
     }
 
-    /// The cluster that versions are of; `None` if that is not known.
+    /// Returns the name of the cluster that versions belong to; `None` if it is not known.
     pub fn cluster(&self) -> Option<String> {
         (self.cluster)()
     }
 
-    /// The metrics of this cache.
+    /// Returns the metrics of this cache.
     pub fn metrics(&self) -> &CacheMetrics {
         &self.metrics
     }
@@ -199,12 +199,12 @@ impl Hub {
         self.lock().published.warn(warnings);
     }
 
-    /// What readers are warned of, over HTTP.
+    /// Returns the warnings that readers over HTTP receive.
     pub fn warnings(&self) -> Warnings {
         self.lock().published.warnings().clone()
     }
 
-    /// The one selection that equals this one, which counts to the budget of selectors.
+    /// Returns the shared selection that equals this one. It counts to the budget of selectors.
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] if there is no room for it.
@@ -225,7 +225,7 @@ impl Hub {
         when_planted!(HeadBeforeAppend => self.head.send_replace(Some(version)));
         let commit = state.or_new_history(commit);
         let HubState { published, views, served_ahead, served_ahead_before_list, .. } = &mut *state;
-        // To the logs first: what is evicted below depends on their size.
+        // The logs first: the eviction below depends on their size.
         let dispatched = match &commit.change {
             Change::Record(record) if published.state().is_some() => views.append(record, received),
             _ => 0,
@@ -329,15 +329,15 @@ impl Hub {
         self.publish_phase(&state.published);
     }
 
-    /// The same, for a failure whose `cause` upstream has named. Readers that wait for the first
-    /// list get it at once.
+    /// Like [`Self::trouble`], for a failure whose `cause` upstream has named. Readers that wait
+    /// for the first list get it at once.
     pub fn failing(&self, message: String, cause: String) {
         let mut state = self.lock();
         state.published.failing(message, cause);
         self.publish_phase(&state.published);
     }
 
-    /// Why readers are refused now; `None` if they are served.
+    /// Returns the reason why readers are refused now; `None` if they are served.
     pub fn refusal(&self) -> Option<Refusal> {
         self.lock().published.serving(Instant::now()).err()
     }
@@ -382,18 +382,18 @@ impl Hub {
         state.published.listing();
     }
 
-    /// The number of upstream lists that have started.
+    /// Returns the number of upstream lists that have started.
     pub fn lists(&self) -> u64 {
         self.lock().published.lists()
     }
 
-    /// Called inside the critical section, so that phase and state agree.
+    /// Publishes the phase, inside the critical section, so that phase and state agree.
     fn publish_phase(&self, published: &PublishedCache) {
         let phase = published.phase();
         self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
     }
 
-    /// The phase, and every change of it.
+    /// Returns a receiver of the phase and its changes.
     pub fn phase(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
@@ -406,7 +406,7 @@ impl Hub {
         when_planted!(WokenBeforeTheEnd => { wake_all(&views); close_all(&std::mem::take(&mut views), &end) });
         close_all(&views, &end);
         self.head.send_replace(None);
-        // Also if it stays the same: those that wait for the first list must look again.
+        // Sent even if it stays the same: readers that wait for the first list must look again.
         self.phase.send_replace(state.published.phase());
         drop(state);
         wake_all(&views);
@@ -414,7 +414,7 @@ impl Hub {
         self.metrics.set(CacheGauges::default());
     }
 
-    /// The version up to which every view is complete.
+    /// Returns the version up to which every view is complete.
     pub fn head(&self) -> Option<ResourceVersion> {
         *self.head.borrow()
     }
@@ -429,25 +429,26 @@ impl Hub {
         self.lock().published.state().map_or(Ok(()), |cached| cached.check_reached(version))
     }
 
-    /// The state, for maintenance of the cache, which does not count as use of it; `None` before
-    /// the first list.
+    /// Returns the state, for maintenance of the cache, which does not count as use of it; `None`
+    /// before the first list.
     pub fn state(&self) -> Option<(Store, ResourceVersion)> {
         self.lock().published.state().map(|state| (state.store.clone(), state.version))
     }
 
-    /// Admits what pins state.
+    /// Returns the gate for requests that pin state.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// What a backfill has to reach, and what it can share; `None` while there is no state.
+    /// Returns the version that a backfill has to reach, and the objects that it can share; `None`
+    /// while there is no state.
     pub fn position(&self) -> Option<CachePosition> {
         let state = self.lock();
         let CachedState { epoch, store, version, .. } = state.published.state()?;
         Some(CachePosition { epoch: *epoch, version: *version, store: store.clone() })
     }
 
-    /// How the cached history continues from `version`; `None` in another epoch.
+    /// Returns how the cached history continues from `version`; `None` in another epoch.
     pub fn continues_from(&self, epoch: u64, version: ResourceVersion) -> Option<Continuation> {
         let state = self.lock();
         let CachedState { history, version: head, .. } = state.published.state_of(epoch)?;
@@ -462,15 +463,15 @@ impl Hub {
         self.lock().published.copy_history(epoch, copy, entries_max)
     }
 
-    /// How much history is retained.
+    /// Returns the limits of the history.
     pub fn limits(&self) -> RingLimits {
         self.limits
     }
 }
 
 impl HubState {
-    /// The same commit, or the start of a new history if it is a list below a version that was
-    /// proved before the list began: etcd was restored from a backup.
+    /// Returns the commit; or the start of a new history if the commit is a list below a version
+    /// that was proved before the list began: etcd was restored from a backup.
     fn or_new_history(&self, commit: Commit) -> Commit {
         let at = commit.version.whole();
         match (&commit.change, self.served_ahead_before_list.map(ResourceVersion::whole)) {

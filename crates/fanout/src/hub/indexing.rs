@@ -1,6 +1,6 @@
 //! Indexes of state and history by the labels and fields that selections use.
 //!
-//! To build one takes as long as some scans, so it is done once for all that wait, in parts, and
+//! A build takes as long as some scans. So it is done once for all readers that wait, in parts, and
 //! outside of the critical section. A reader waits for an index that is being built: if thousands
 //! start at once, their scans would otherwise take the time that the build needs.
 
@@ -20,24 +20,24 @@ use super::{
     slices::SlicedWork,
 };
 
-/// How long a reader waits for an index that is being built, before it scans.
+/// Maximum wait of a reader for an index that is being built. Then it scans.
 const INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How much of a build is done at a time. Tests divide small builds too.
+/// Entries that a build processes at a time. Tests divide small builds too.
 const PART: usize = if cfg!(test) { 8 } else { 4096 };
 
 impl Hub {
-    /// Counts that a holder uses a selection to read state or history. Starts to build an index for
-    /// it if that is due, and waits for one that is being built.
+    /// Counts a holder's use of a selection to read state or history. Starts to build an index for
+    /// it if one is due, and waits for one that is being built.
     pub async fn index_for(self: &Arc<Self>, selection: &Selection, holder: Option<Holder>) {
         if let Some(mut built) = self.start_index(selection, holder) {
-            // Without the index everything is found by a scan.
+            // Without the index, the reader scans.
             let _ = timeout(INDEX_WAIT_MAX, built.wait_for(|is_built| *is_built)).await;
         }
     }
 
-    /// As [`Self::index_for`], without waiting. Returns what becomes true when the build has ended;
-    /// `None` if there is none.
+    /// Like [`Self::index_for`], without waiting. Returns a receiver that turns true when the build
+    /// ends; `None` if there is no build.
     pub(crate) fn start_index(
         self: &Arc<Self>,
         selection: &Selection,

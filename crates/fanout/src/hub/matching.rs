@@ -1,12 +1,12 @@
-//! Tests the events of views that take long to test them, outside of the critical section.
+//! Tests events for the views whose tests take long, outside of the critical section.
 //!
 //! 300 views with thousands of negative terms each, or 500 that send only the changes of their own
 //! projections, would hold up every commit, and with it every other subscriber. So a commit appends
 //! the event to their logs untested, and one task per hub tests them: a slice of one view, then a
 //! slice of the next, and other tasks run in between. The order within each log stays that of the
 //! commits, and a subscriber waits in front of an untested event, so a view that is slow to test is
-//! late and nothing else. What the ring evicts meanwhile, its subscribers have missed, as if they
-//! had been slow to read.
+//! late and nothing else. Its subscribers miss the events that the ring evicts meanwhile, as if
+//! they had been slow to read.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -16,7 +16,7 @@ use super::{core::Hub, slices::SlicedWork};
 struct Matching;
 
 impl Hub {
-    /// Starts to test what is untested, unless that is under way.
+    /// Starts to test the untested events, unless a task does so already.
     pub(super) fn start_matching(self: &Arc<Self>) {
         {
             let mut state = self.lock();

@@ -3,9 +3,9 @@
 //! If the objects of a cache at version c equal those of a list at a later version R, then the
 //! cache's state at c is the state at R. But its events up to R may still be on their way: an
 //! object that was created and deleted in between is in neither state. The hazard is a cache that
-//! has received the creation only: its version is above c, and it shows what was over before R. So
-//! a reader of R is served the state at c, or the cache once it has reached R, and nothing in
-//! between. Its watch skips the events up to R.
+//! has received the creation only: its version is above c, and it shows an object that was gone
+//! before R. So a reader of R is served the state at c, or the cache once it has reached R, and
+//! nothing in between. Its watch skips the events up to R.
 
 use kubefan_cache::{CachedState, Refusal, SAME_VERSION_WAIT, Store};
 use kubefan_model::ResourceVersion;
@@ -40,7 +40,7 @@ pub struct ProvedState {
 }
 
 impl Fresh {
-    /// The proved state, if a reader has to be served it instead of the cache.
+    /// Returns the proved state, if a reader has to be served it instead of the cache.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if another history of the cache has started since the proof, or if
@@ -79,14 +79,14 @@ impl Hub {
         Fresh::State(proved)
     }
 
-    /// The state, for a list or a get.
+    /// Returns the state, for a list or a get.
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
         self.snapshot_of(&Fresh::Cache)
     }
 
-    /// As [`Self::snapshot_of`], for a reader that continues after the whole version. If the
-    /// version has several events, it waits until a later one has come, or no event for
-    /// [`SAME_VERSION_WAIT`], and for twice that at most.
+    /// Like [`Self::snapshot_of`], for a reader that continues after the whole version. If the
+    /// version has several events, it waits until a later one arrives or none has arrived for
+    /// [`SAME_VERSION_WAIT`], and at most twice that long.
     pub async fn whole_snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
         let deadline = Instant::now() + 2 * SAME_VERSION_WAIT;
         let mut head = self.head.subscribe();
@@ -106,7 +106,7 @@ impl Hub {
         self.lock().published.state()?.history.ring().newest_received()
     }
 
-    /// The state that a read may be served, for a list or a get.
+    /// Returns the state that a read may be served, for a list or a get.
     pub fn snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
         let mut state = self.lock();
         state.used_at = Instant::now();

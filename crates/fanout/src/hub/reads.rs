@@ -1,4 +1,4 @@
-//! What a subscription reads from its hub after it has started.
+//! The reads of a started subscription from its hub.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -18,8 +18,8 @@ pub(crate) enum HistoryError {
 }
 
 impl HubState {
-    /// The state that a view is of. Fails if the view has ended: versions of its history mean
-    /// nothing in another one.
+    /// Returns the state of a view's history. Fails if the view has ended: versions of its history
+    /// mean nothing in another one.
     pub(crate) fn state_of(&self, view: &View) -> Result<&CachedState, StreamEnd> {
         match (view.ended(), self.published.state()) {
             (Some(end), _) => Err(end),
@@ -31,8 +31,8 @@ impl HubState {
 }
 
 impl Hub {
-    /// The place in the log after `cursor` and after `floor`, the gaps in between that hold other
-    /// bytes of unchanged objects, and whether the cache has reached `floor`.
+    /// Returns the place in the log after `cursor` and after `floor`, the gaps in between that hold
+    /// other bytes of unchanged objects, and whether the cache has reached `floor`.
     ///
     /// # Errors
     /// [`LogReadError::Gap`] if `floor` is inside a gap.
@@ -55,8 +55,8 @@ impl Hub {
         Ok((past, gaps, cached.version >= floor))
     }
 
-    /// A part of [`History::prior_steps`](kubefan_cache::History::prior_steps), for a catch-up in
-    /// this view.
+    /// Returns a part of [`History::prior_steps`](kubefan_cache::History::prior_steps), for a
+    /// catch-up in this view.
     pub(crate) fn prior_steps(
         &self,
         view: &View,

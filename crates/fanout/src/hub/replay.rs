@@ -7,8 +7,8 @@
 //!
 //! After a rollout thousands of clients may want a replay, and its items are memory that no budget
 //! counts: some megabytes each. So the clients of one view take turns, and a replay ends as soon as
-//! the view of another client has its history. Of different views a few are replayed at a time, and
-//! the gate decides whose.
+//! the view of another client has its history. The gate admits a few replays of different views at
+//! a time.
 
 use std::{collections::VecDeque, mem, ops::ControlFlow};
 
@@ -34,7 +34,7 @@ struct Replay {
     /// The versions that are left, if only some records may concern the view.
     indexed: Option<VecDeque<ResourceVersion>>,
     replayed: Replayed,
-    /// It is complete up to this version.
+    /// Version up to which it is complete.
     reached: ResourceVersion,
 }
 
@@ -44,7 +44,7 @@ impl Hub {
     /// log has it already, or if no view could use it.
     ///
     /// # Errors
-    /// Those of the gate, if too many want history.
+    /// The gate's refusal, if too many clients want history.
     pub async fn replay(
         &self,
         selection: &Selection,
@@ -72,7 +72,7 @@ impl Hub {
         Ok(self.in_slices(replay).await)
     }
 
-    /// As [`Self::replay`], at once.
+    /// Like [`Self::replay`], at once.
     pub(crate) fn replay_now(
         &self,
         selection: &Selection,
@@ -138,7 +138,8 @@ impl SlicedWork for Replay {
 }
 
 impl Replay {
-    /// The records of the next slice; none if it is complete. `None` if it is of no use any more.
+    /// Returns the records of the next slice; none if the replay is complete. `None` if it is of no
+    /// use any more.
     fn next_part(&mut self, hub: &Hub) -> Option<Vec<HistoryRecord>> {
         // An event is two objects.
         let records_max = RECORDS_MAX.min(SLICE_TESTS / (2 * self.key.selection.tests())).max(1);

@@ -1,4 +1,4 @@
-//! The turns of those who replay history for the same view.
+//! The turns of clients that replay history for the same view.
 
 use std::{
     collections::HashMap,
@@ -9,12 +9,12 @@ use tokio::sync;
 
 use crate::{sync::Mutex, views::view::ViewKey};
 
-/// The turns by view. Views that no client replays for are dropped when another one is added.
+/// The turns by view. Views without a replaying client are dropped when another one is added.
 #[derive(Default)]
 pub(super) struct ReplayTurns(Mutex<HashMap<ViewKey, Weak<sync::Mutex<()>>>>);
 
 impl ReplayTurns {
-    /// The turns of those who replay for this view.
+    /// Returns the turns of the clients that replay for this view.
     pub(super) fn of(&self, key: ViewKey) -> Arc<sync::Mutex<()>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(turns) = all.get(&key).and_then(Weak::upgrade) {

@@ -1,4 +1,4 @@
-//! What a hub reports about itself, to people, probes and Prometheus.
+//! The status and gauges of a hub, for people, probes and Prometheus.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,9 +12,9 @@ use crate::hub::core::Hub;
 /// The state of a hub, for people and probes.
 #[derive(Debug, Clone)]
 pub struct HubStatus {
-    /// Whether it serves.
+    /// Phase of the cache.
     pub phase: Phase,
-    /// Why not, or the last error upstream.
+    /// Reason why it does not serve, or the last error of upstream.
     pub message: String,
     /// The version; `None` before the first list.
     pub version: Option<ResourceVersion>,
@@ -24,18 +24,18 @@ pub struct HubStatus {
     pub objects: usize,
     /// Their JSON bytes.
     pub object_bytes: usize,
-    /// Since when it serves.
+    /// Time since which it serves.
     pub synced_since: Option<SystemTime>,
     /// Subscribers now.
     pub subscribers: usize,
-    /// When there was last a subscriber or a reader.
+    /// Time of the last subscriber or reader.
     pub used_at: Instant,
-    /// How long ago upstream proved the version ([`Hub::proved`]); `None` where it never has.
+    /// Time since upstream last proved the version ([`Hub::proved`]); `None` if it never has.
     pub age: Option<Duration>,
 }
 
 impl Hub {
-    /// The state, for people and probes.
+    /// Returns the state, for people and probes.
     pub fn status(&self) -> HubStatus {
         let state = self.lock();
         let published = &state.published;
@@ -54,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// The number of views.
+    /// Returns the number of views.
     pub fn views(&self) -> usize {
         self.lock().views.len()
     }
 
-    /// The budgets of this cache.
+    /// Returns the budgets of this cache.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
     }

@@ -28,9 +28,9 @@ struct HeadMeta {
 }
 
 impl Upstream {
-    /// The version that the cluster has reached. The request is a consistent list of one name: a
-    /// single look-up for the apiserver. It also advances the apiserver's watch cache of the
-    /// resource, so that bookmarks can follow.
+    /// Returns the version that the cluster has reached. The request is a consistent list of one
+    /// name: a single look-up for the apiserver. It also advances the apiserver's watch cache of
+    /// the resource, so that bookmarks can follow.
     ///
     /// # Errors
     /// `Refused` if the server rejects the selector; otherwise any error of a request.
@@ -40,7 +40,7 @@ impl Upstream {
     }
 }
 
-/// The path and query of that list, with an optional further parameter.
+/// Returns the path and query of that list, with an optional further parameter.
 pub(crate) fn version_path(target: &Target, with: Option<(&str, &str)>) -> String {
     let Target { gvr, scope, namespaced, field_selector, .. } = target;
     // A name selector over all namespaces is a scan. The namespace `default` exists in every

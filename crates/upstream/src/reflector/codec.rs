@@ -122,8 +122,8 @@ pub(crate) fn read_event(parser: &ObjectParser, event: &[u8]) -> Result<WatchMes
     }
 }
 
-/// The body with U+FFFD for bytes that are not UTF-8. Otherwise one object would stop the cache of
-/// its resource.
+/// Returns the body with U+FFFD for bytes that are not UTF-8. Otherwise one object would stop the
+/// cache of its resource.
 fn text<'a>(parser: &ObjectParser, body: &'a [u8]) -> Cow<'a, [u8]> {
     if parser.media() == Media::Protobuf {
         return Cow::Borrowed(body);
@@ -131,7 +131,7 @@ fn text<'a>(parser: &ObjectParser, body: &'a [u8]) -> Cow<'a, [u8]> {
     valid_utf8(body)
 }
 
-/// The single row of an event's Table.
+/// Returns the single row of an event's Table.
 fn only_row<'a>(tables: &Tables, table: &'a [u8]) -> Result<&'a RawValue, ObjectError> {
     let Document { rows, .. } = tables.read(table)?;
     match rows[..] {

@@ -1,4 +1,4 @@
-//! Why a reflector's step failed.
+//! Errors of a reflector's step.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) const WATCH_SHORT: Duration = Duration::from_secs(1);
 /// The delay before a failed page is requested again, unless upstream asks for another.
 const PAGE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Why a step failed. The variants name the phase that failed.
+/// The error of a step. The variants name the phase that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReflectorError {
     /// Listing failed.
@@ -35,7 +35,7 @@ pub enum ReflectorError {
 }
 
 impl ReflectorError {
-    /// The upstream error, if there is one.
+    /// Returns the upstream error, if there is one.
     pub fn upstream(&self) -> Option<&UpstreamError> {
         match self {
             Self::List(error) | Self::Watch(error) => Some(error),
@@ -43,7 +43,7 @@ impl ReflectorError {
         }
     }
 
-    /// The delay before a page that failed with this is requested again.
+    /// Returns the delay before a page that failed with this error is requested again.
     pub fn page_retry_delay(&self) -> Duration {
         self.upstream().and_then(UpstreamError::retry_after).unwrap_or(PAGE_RETRY_DELAY)
     }
@@ -53,7 +53,7 @@ impl ReflectorError {
         matches!(self, Self::Version(_) | Self::Object(ObjectError::Version(_)))
     }
 
-    /// The label in metrics.
+    /// Returns the label in metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::List(error) | Self::Watch(error) => error.reason(),

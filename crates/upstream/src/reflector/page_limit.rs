@@ -5,7 +5,7 @@
 
 /// A page with more bytes had too many objects.
 const BYTES_WANTED: usize = 8 << 20;
-/// The most bytes that are read of a page with several objects.
+/// Maximum bytes that are read of a page with several objects.
 const BYTES_MAX: usize = 64 << 20;
 
 /// The limit of the next page.
@@ -20,12 +20,12 @@ impl PageLimit {
         Self { objects: objects_max, objects_max }
     }
 
-    /// The most objects in the next page.
+    /// Returns the maximum number of objects in the next page.
     pub(super) fn objects(&self) -> u32 {
         self.objects
     }
 
-    /// The most bytes that are read of the next page.
+    /// Returns the maximum number of bytes that are read of the next page.
     pub(super) fn bytes_max(&self) -> usize {
         if self.objects == 1 { usize::MAX } else { BYTES_MAX }
     }

@@ -64,8 +64,8 @@ impl<R: Rng> Reflector<R> {
         }
     }
 
-    /// The path of a page: the first one, of the state at `exact` if that is given, or the one that
-    /// the token `next` leads to. Without `has_limit` a page has all objects.
+    /// Returns the path of a page: the first one, of the state at `exact` if that is given, or the
+    /// one that the token `next` leads to. Without `has_limit` a page has all objects.
     pub(super) fn page_path(&self, next: Option<&str>, exact: Option<ResourceVersion>, has_limit: bool) -> String {
         let limit = self.page_limit.objects().to_string();
         let limit = Some(("limit", limit.as_str())).filter(|_| has_limit);

@@ -2,7 +2,7 @@
 //! the same versions of objects may have other bytes, which no event shows.
 //!
 //! A slow list must not delay events. So each step waits for the next page and for the next event
-//! of the watch, and takes what comes first. Pages come first if both are there: their number is
+//! of the watch, and takes the first of them. A page comes first if both are there: their number is
 //! limited, so they cannot keep events waiting for long. If the watch ends, the list is given up,
 //! because a new watch is more urgent.
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// How often in a row a page may fail.
+/// Maximum failures of a page in a row.
 const PAGE_FAILURES_MAX: usize = 3;
 
 impl<R: Rng> Reflector<R> {
@@ -50,7 +50,7 @@ impl<R: Rng> Reflector<R> {
         self.state = ListWatchState::Rereading(Reread { reason, at, next: None, failures: 0, request, watch, reached });
     }
 
-    /// A page of the list at a version. The request is sent when it is polled.
+    /// Returns the request of a page of the list at a version. It is sent when it is polled.
     fn request_page(&self, at: ResourceVersion, next: Option<&str>, delay: Duration) -> PageRequest {
         let path = self.page_path(next, Some(at), true);
         let upstream = self.upstream.clone();
@@ -64,7 +64,7 @@ impl<R: Rng> Reflector<R> {
         })
     }
 
-    /// Takes what came first. `None` if there is no update yet.
+    /// Takes the input that came first. `None` if there is no update yet.
     pub(super) fn read_beside(
         &mut self,
         reread: Reread,

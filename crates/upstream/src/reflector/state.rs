@@ -29,9 +29,9 @@ pub struct ReflectorOptions {
     pub line_bytes_max: usize,
 }
 
-/// The further of two places of a watch. Of one version the later message counts: another event
-/// shows that it had not ended, which the cache takes for a fault. A bookmark may be older than the
-/// last event, and going back to it would repeat events.
+/// Returns the further of two places of a watch. Within one version the later message counts:
+/// another event shows that the version had not ended, which the cache treats as a fault. A
+/// bookmark may be older than the last event, and going back to it would repeat events.
 pub(super) fn further(reached: ResourceVersion, next: ResourceVersion) -> ResourceVersion {
     if next.whole() < reached.whole() { reached } else { next }
 }
@@ -52,29 +52,29 @@ pub(super) enum ListWatchState {
     Rereading(Reread),
 }
 
-/// How the next list is requested.
+/// The form in which the next list is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ListForm {
-    /// As a watch-list, if the options and the server allow it, and in pages otherwise.
+    /// A watch-list if the options and the server allow it, otherwise pages.
     #[default]
     WatchList,
-    /// In pages, because a watch-list failed. Otherwise a server that never completes a watch-list
+    /// Pages, because a watch-list failed. Otherwise a server that never completes a watch-list
     /// (etcd without progress notifications, an extension apiserver that ignores the parameter)
     /// would never be read.
     Pages,
-    /// As one answer, because a continue token expired.
+    /// One answer, because a continue token expired.
     Whole,
 }
 
 /// Whether the cluster may be below the version from which a watch is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// It is not.
+    /// It cannot be.
     Never,
-    /// It may be. After the watch was opened, the cluster's version is asked for.
+    /// It may be. The cluster's version is queried after the watch was opened.
     AsksAfter,
-    /// The same, and the last question had no answer, so one comes before the watch too: if it
-    /// failed again, the watch would be opened for nothing.
+    /// The same, and the last query failed, so one comes before the watch too: if it failed again,
+    /// the watch would be opened for nothing.
     AsksFirst,
 }
 
@@ -89,18 +89,19 @@ pub(super) struct Refused {
 }
 
 impl ListWatchState {
-    /// Nothing usable is known, and nothing is known of the lists before.
+    /// Returns the state without usable data and without a memory of earlier lists.
     pub(super) fn empty(reason: RelistReason) -> Self {
         Self::Empty { reason, form: ListForm::default() }
     }
 
-    /// The state after a failure that leads to no other: the list starts over.
+    /// Returns the state after a failure that leads to no other: the list starts over.
     pub(super) fn lost(&self) -> Self {
         Self::Empty { reason: self.relist_reason(), form: self.list_form() }
     }
 
-    /// The state after a watch has failed that had `reached` a version, or could not be opened from
-    /// there: it continues from the version, in `doubt`, unless the error made that useless.
+    /// Returns the state after the failure of a watch that had `reached` a version or could not be
+    /// opened from there. It continues from the version, in `doubt`, unless the error made the
+    /// version useless.
     pub(super) fn after_watch(reached: ResourceVersion, doubt: Doubt, error: &UpstreamError) -> Self {
         match error {
             UpstreamError::Gone { .. } => Self::empty(RelistReason::Expired),
@@ -113,7 +114,7 @@ impl ListWatchState {
         }
     }
 
-    /// The form of the list that follows if this state is discarded.
+    /// Returns the form of the list that follows if this state is discarded.
     pub(super) fn list_form(&self) -> ListForm {
         match self {
             Self::Empty { form, .. } => *form,
@@ -124,7 +125,7 @@ impl ListWatchState {
         }
     }
 
-    /// The reason for the relist if this state is lost. A list that is lost passes its own reason
+    /// Returns the reason for the relist if this state is lost. A lost list passes its own reason
     /// on.
     fn relist_reason(&self) -> RelistReason {
         match self {
@@ -137,7 +138,7 @@ impl ListWatchState {
     }
 }
 
-/// How long after the first failure of a page it may be requested again; then the list starts
+/// Time after the first failure of a page in which it may be requested again; then the list starts
 /// over. If etcd was restored from a backup meanwhile, the next page would come from another
 /// history than the pages before: a restored cluster refuses the token only until it has reached
 /// the token's version again.
@@ -154,12 +155,12 @@ pub(super) struct PagedList {
     pub(super) next: Option<String>,
     /// The version of the first page.
     pub(super) version: Option<ResourceVersion>,
-    /// How often in a row the next page has failed, and when it failed first.
+    /// Failures of the next page in a row, and the time of the first.
     pub(super) failures: Option<(usize, Instant)>,
 }
 
 impl PagedList {
-    /// A list from its first page.
+    /// Creates a list from its first page.
     pub(super) fn new(reason: RelistReason, form: ListForm) -> Self {
         let form = if form == ListForm::Whole { form } else { ListForm::Pages };
         Self { reason, form, next: None, version: None, failures: None }
@@ -170,8 +171,8 @@ impl PagedList {
         self.form == ListForm::Whole
     }
 
-    /// The state after the next page has failed: the list continues with the same page, or starts
-    /// over.
+    /// Returns the state after the next page has failed: the list continues with the same page, or
+    /// starts over.
     pub(super) fn after_failure(mut self, error: &UpstreamError, now: Instant) -> ListWatchState {
         // A single answer for all objects may be too long or too slow, so it is tried once. These
         // failures say nothing about that.
@@ -195,7 +196,7 @@ impl PagedList {
         self.failures.is_none_or(|(_, first)| now.duration_since(first) < PAGE_FAILING_MAX)
     }
 
-    /// Notes that the next page has failed. Returns whether it may be requested again.
+    /// Notes a failure of the next page. Returns whether it may be requested again.
     fn page_may_be_retried(&mut self, now: Instant) -> bool {
         let (count, first) = self.failures.unwrap_or((0, now));
         self.failures = Some((count + 1, first));
@@ -216,17 +217,17 @@ pub(super) struct Reread {
     pub(super) at: ResourceVersion,
     /// The continue token. `None` before the first page.
     pub(super) next: Option<String>,
-    /// How often in a row the page has failed.
+    /// Failures of the page in a row.
     pub(super) failures: usize,
     /// The request of the page.
     pub(super) request: PageRequest,
     /// The watch.
     pub(super) watch: OpenWatch,
-    /// How far the watch has come.
+    /// Place that the watch has reached.
     pub(super) reached: ResourceVersion,
 }
 
-/// What was received on the open requests of a state.
+/// Input that was received on the open requests of a state.
 pub(super) enum Input {
     /// The state has no open request.
     Nothing,
@@ -237,21 +238,21 @@ pub(super) enum Input {
 }
 
 impl Input {
-    /// The line of a watch; the end if there is none.
+    /// Returns the line of a watch; its end if there is no line.
     pub(super) fn line(self) -> Result<Option<Bytes>, UpstreamError> {
         if let Self::Line(line) = self { line } else { Ok(None) }
     }
 }
 
 impl Reread {
-    /// The state without the list.
+    /// Returns the state without the list.
     pub(super) fn without_list(self) -> ListWatchState {
         ListWatchState::Watching { watch: self.watch, reached: self.reached }
     }
 }
 
 impl ListWatchState {
-    /// What the next step does if no update is pending.
+    /// Returns the action of the next step if no update is pending.
     pub(super) fn next_step(&self) -> NextStep {
         match self {
             Self::Empty { .. } | Self::Paging(_) => NextStep::RequestList,
@@ -261,7 +262,7 @@ impl ListWatchState {
         }
     }
 
-    /// Waits for what is received next. Cancel-safe.
+    /// Waits for the next input. Cancel-safe.
     pub(super) async fn input(&mut self) -> Input {
         match self {
             Self::Watching { watch, .. } => Input::Line(watch.lines.next_line().await),
@@ -279,12 +280,12 @@ impl ListWatchState {
 pub(super) struct OpenWatch {
     pub(super) lines: Lines<BodyStream>,
     pub(super) opened: Instant,
-    /// Whether it has brought a version beyond its start.
+    /// Whether it has delivered a version beyond its start.
     pub(super) advanced: bool,
     pub(super) _guard: UpstreamWatchGuard,
 }
 
-/// What a reflector's next step does.
+/// The action of a reflector's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// It returns an update that was read before.
@@ -317,7 +318,7 @@ pub enum ReflectorEvent {
     /// Another kubefan's proof: its version was current at `at`, and everything up to it was
     /// emitted.
     Proved {
-        /// When it was current, at the latest.
+        /// Latest time at which it was current.
         at: Instant,
     },
     /// The watch ended normally, or was silent for too long. The next step opens another.
@@ -369,7 +370,7 @@ mod tests {
         UpstreamError::Gone { message: message() }
     }
 
-    /// A state in short.
+    /// Returns a state in short.
     fn title(state: &ListWatchState) -> String {
         match state {
             ListWatchState::Empty { reason, form } => format!("{} as {form:?}", reason.as_str()),

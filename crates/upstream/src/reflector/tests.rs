@@ -90,7 +90,7 @@ impl Scripted {
         }
     }
 
-    /// A reflector that has listed in pages, and opens a watch next.
+    /// Returns a reflector that has listed in pages, and opens a watch next.
     async fn listed() -> Self {
         let mut scripted = Self::new(false);
         assert_eq!(scripted.requests([ok(LAST_PAGE)]).await, ["pages"]);
@@ -98,7 +98,7 @@ impl Scripted {
     }
 }
 
-/// A request in short.
+/// Returns a request in short.
 fn title(query: &str) -> String {
     let parameter = |name: &str| query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
     if parameter("sendInitialEvents").is_some() {
