@@ -7,8 +7,8 @@
 //! a time: it first waits a moment for more requests, then reads from the oldest requested version
 //! up to a version that the cache's own history can resume from. The result serves every request in
 //! its range. Upstream's answer that a version is too old is remembered, so the cost does not grow
-//! with the number of subscribers. A subscriber that comes with ever older versions would cause one
-//! read after the other, so a cache may start only so many of them in a time; the others are
+//! with the number of subscribers. A subscriber that requests older and older versions would cause
+//! one read after the other, so [`ReadLimit`] bounds the rate of reads; further requests are
 //! refused with a retry delay.
 
 mod read_range;
@@ -36,10 +36,10 @@ use super::{
     upstream_context::CacheContext,
 };
 
-/// How long a read waits for more requests. It starts at the oldest requested version.
+/// Wait of a read for more requests. The read starts at the oldest requested version.
 const GATHER_TIME: Duration = Duration::from_millis(300);
-/// How long a backfill is stored for later requests. It ends earlier if the cache's history no
-/// longer continues from the backfill's end.
+/// Time for which a backfill is stored for later requests. It ends earlier if the cache's history
+/// no longer continues from the backfill's end.
 const RETENTION: Duration = Duration::from_secs(60);
 
 type BackfillResult = Result<Arc<Backfill>, Refusal>;
@@ -103,7 +103,8 @@ impl Backfiller {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The events after `version`, up to a version that the cache's own history can resume from.
+    /// Returns the events after `version`, up to a version that the cache's own history can resume
+    /// from.
     pub(super) async fn backfill(self: &Arc<Self>, version: ResourceVersion, needs_state: bool) -> BackfillResult {
         let request = Request { version, needs_state };
         // The read that runs already, and the next one.
@@ -132,8 +133,8 @@ impl Backfiller {
         }
     }
 
-    /// The refusal of a version. It names the oldest version that history or a backfill can resume
-    /// from.
+    /// Returns the refusal of a version. It names the oldest version that history or a backfill can
+    /// resume from.
     fn expired(&self, epoch: u64, requested: ResourceVersion) -> Expired {
         let oldest = self.served.hub.status().oldest.unwrap_or(requested);
         let upstreams = Some(&self.inner().expired).filter(|expired| expired.epoch == epoch).and_then(|it| it.oldest);

@@ -1,7 +1,7 @@
-//! Rounds of requests to upstream on behalf of readers. An answer says nothing of what happened
-//! after its request was sent, so each round serves the readers that came before it began, and a
-//! later reader waits for the next one. However many readers there are, the rounds of a cache
-//! follow one another, with an interval.
+//! Rounds of requests to upstream on behalf of readers. An answer proves nothing about events after
+//! its request was sent, so each round serves the readers that came before it began, and a later
+//! reader waits for the next one. However many readers there are, the rounds of a cache follow one
+//! another, with an interval.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,7 +11,7 @@ use std::{
 use kubefan_common::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// The rounds of one cache. `D` is what the readers of a round demand, `A` is its answer.
+/// The rounds of one cache. `D` is the combined demand of a round's readers, `A` is its answer.
 pub(super) struct BatchedRequests<D, A> {
     state: Mutex<BatchState<D, A>>,
 }
@@ -26,7 +26,7 @@ struct BatchState<D, A> {
 
 /// A round, and the readers that wait for it.
 pub(super) struct Batch<D, A> {
-    /// What its readers demand.
+    /// The combined demand of its readers.
     pub(super) demand: D,
     /// Each waiting reader has a clone of it.
     answer: Arc<watch::Sender<Option<A>>>,
@@ -51,7 +51,7 @@ impl<D: Default, A> BatchedRequests<D, A> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the next round if it may begin within `wait`. `add` adds what the reader demands.
+    /// Joins the next round if it may begin within `wait`. `add` adds the demand of the reader.
     pub(super) fn join(&self, wait: Duration, add: impl FnOnce(&mut D)) -> Option<BatchTicket<A>> {
         let mut state = self.state();
         if state.not_before.is_some_and(|not_before| not_before > Instant::now() + wait) {
@@ -85,7 +85,7 @@ impl<D: Default, A> BatchedRequests<D, A> {
         self.state().not_before = Some(not_before);
     }
 
-    /// The same, and answers the readers that wait for the next round at once.
+    /// Like [`Self::next_due`], and answers the readers that wait for the next round at once.
     pub(super) fn pause(&self, not_before: Instant, answer: A) {
         self.next_due(not_before);
         let next = self.state().next.take();
@@ -103,7 +103,7 @@ impl<D, A> Batch<D, A> {
 }
 
 impl<A: Clone> BatchTicket<A> {
-    /// The answer, if it comes within `limit`.
+    /// Returns the answer, if it comes within `limit`.
     pub(super) async fn answer(&self, limit: Duration) -> Option<A> {
         let mut answer = self.answer.subscribe();
         timeout(limit, answer.wait_for(Option::is_some)).await.ok()?.ok()?.clone()

@@ -1,4 +1,5 @@
-//! When readers wait for bookmarks. An apiserver that sends none must not delay every read.
+//! Decides whether readers wait for bookmarks. An apiserver that sends none must not delay every
+//! read.
 
 use std::time::Duration;
 
@@ -6,17 +7,17 @@ use tokio::time::Instant;
 
 use kubefan_telemetry::metrics::Proof;
 
-/// How long readers do not wait for bookmarks after a failed wait. It doubles with each failed
-/// attempt. It is longer than an attempt.
+/// Pause of the waits for bookmarks after a failed wait. It doubles with each failed attempt. It is
+/// longer than an attempt.
 const PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause: one attempt a minute finds out whether bookmarks arrive again. A pause that
 /// ended longer ago than this is forgotten.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// How freshness was proved, or why not.
+/// The way in which freshness was proved, or the reason why it was not.
 pub(super) type ProofResult = Result<Proof, ProofFailure>;
 
-/// Why a cache was not proved fresh, with a text for readers.
+/// The reason why a cache was not proved fresh, with a text for readers.
 #[derive(Debug, Clone)]
 pub(super) enum ProofFailure {
     /// Upstream did not answer, or the cache is not being watched.
@@ -30,7 +31,7 @@ pub(super) enum ProofFailure {
 }
 
 impl ProofFailure {
-    /// The metric label.
+    /// Returns the metric label.
     pub(super) fn result(&self) -> Proof {
         match self {
             Self::Failed(_) => Proof::Failed,
@@ -62,8 +63,8 @@ struct FailedWait {
 }
 
 impl BookmarkPause {
-    /// The rest of the pause. During the attempt that follows a pause: the longest time until that
-    /// attempt ends.
+    /// Returns the rest of the pause. During the attempt that follows a pause: the longest time
+    /// until that attempt ends.
     pub(super) fn remaining(&self, now: Instant) -> Option<Duration> {
         self.paused_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
@@ -103,7 +104,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// An attempt that gets no bookmark for three seconds. Returns its end.
+    /// Makes an attempt that gets no bookmark for three seconds. Returns its end.
     fn fail(pause: &mut BookmarkPause, begin: Instant) -> Instant {
         assert!(pause.begin(begin), "a reader may wait");
         let end = begin + seconds(3);

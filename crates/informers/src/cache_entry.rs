@@ -56,13 +56,13 @@ pub(super) enum StartedBy {
     Reader {
         /// The tenant of the reader, if callers are distinguished.
         tenant: Option<Arc<str>>,
-        /// When it started the cache.
+        /// Time at which it started the cache.
         at: Instant,
     },
 }
 
 impl Cache {
-    /// The cache for a reader of this tenant.
+    /// Returns the cache for a reader of this tenant.
     pub(super) fn read_by(&self, tenant: Option<&str>) -> Served {
         // Only caches that readers started share a limit.
         let reading = if self.on_demand() { self.tenants.begin(tenant) } else { None };
@@ -76,16 +76,16 @@ impl Cache {
     }
 }
 
-/// Why a resource has no cache.
+/// The reason why a resource has no cache.
 #[derive(Clone)]
 pub(super) struct UncachedReason {
     pub(super) phase: Phase,
     pub(super) message: String,
 }
 
-/// How a cache ended.
+/// The end of a cache.
 pub(super) struct CacheEnd {
     pub(super) reason: UncachedReason,
-    /// A new attempt would end the same way.
+    /// Whether a new attempt would end the same way.
     pub(super) refused: bool,
 }

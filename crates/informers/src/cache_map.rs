@@ -56,12 +56,12 @@ fn in_order(mut caches: Vec<Arc<Cache>>) -> Vec<Arc<Cache>> {
 }
 
 impl CacheMap {
-    /// The cache with this identity.
+    /// Returns the cache with this identity.
     pub(super) fn get(&self, id: &CacheId) -> Option<Arc<Cache>> {
         self.caches.get(id).map(|cache| cache.clone())
     }
 
-    /// All caches. No task may wait while it has one of them from here.
+    /// Returns all caches. No task may wait while it holds one of them from here.
     pub(super) fn iter(&self) -> dashmap::iter::Iter<'_, CacheId, Arc<Cache>> {
         self.caches.iter()
     }
@@ -119,7 +119,7 @@ impl CacheMap {
         self.resources.get(gvr).map(|known| known.namespaced)
     }
 
-    /// The resource that is configured under this name, if it has a cache.
+    /// Returns the resource that is configured under this name, if it has a cache.
     pub(super) fn named(&self, name: &str) -> Option<GroupVersionResource> {
         self.names.get(name).map(|named| named.gvr.clone())
     }

@@ -79,7 +79,7 @@ pub(super) struct CacheQuota {
 }
 
 impl CacheQuota {
-    /// An allowance of a cache that these tenants read.
+    /// Creates an allowance of a cache that these tenants read.
     pub(super) fn new(limits: CacheLimits, tenants: Arc<ReadingTenants>) -> Self {
         let membership = limits.budget.used.join(limits.is_configured, tenants);
         Self { limits, membership }
@@ -90,7 +90,7 @@ impl CacheQuota {
         self.membership.ends()
     }
 
-    /// The message for a cache that exceeds the bytes of all.
+    /// Returns the message for a cache that exceeds the bytes of all.
     pub(super) fn too_many_bytes(&self, gvr: &GroupVersionResource) -> String {
         let EncodingBudget { bytes_max, unit, flag, .. } = self.limits.budget;
         let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };

@@ -1,4 +1,4 @@
-//! The schema that a cache's objects were read with, and what it was found to be since.
+//! The schema that a cache's objects were read with, and newer schemas that were found since.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +23,7 @@ struct Schemas {
     current: Option<SchemaFingerprint>,
     /// The schema of the relist that is due or under way.
     next: Option<SchemaFingerprint>,
-    /// The objects were read with another schema, and wait for the next version.
+    /// Whether the objects were read with another schema, and wait for the next version.
     awaits_version: bool,
 }
 
@@ -92,8 +92,8 @@ impl CachedSchema {
         applied
     }
 
-    /// The text that peers compare. `None` if the schema is unknown, or if the cached objects are
-    /// still of an older one.
+    /// Returns the text that peers compare. `None` if the schema is unknown, or if the cached
+    /// objects are still of an older one.
     pub(super) fn text(&self, served: &Served) -> Option<String> {
         let schemas = self.lock();
         let kind = &served.hub.resource().kind;

@@ -24,8 +24,8 @@ use super::{
     retry::Retry,
 };
 
-/// The longest wait before the next look for a resource that does not exist: someone may create its
-/// CRD.
+/// The longest wait before the next look-up of a resource that does not exist: its CRD may be
+/// created meanwhile.
 const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Keeps the configured resources cached, without end, also when others are configured.
@@ -41,7 +41,7 @@ pub(super) async fn keep_configured(registry: Arc<Registry>) {
         kept = stay;
         for (resource, task) in gone {
             task.abort();
-            // Until it has ended it could add a cache.
+            // Until its end, the task could add a cache.
             let _ = task.await;
             forget(&registry, &resource.name);
         }
@@ -196,7 +196,7 @@ async fn run_caches(
     registry.set_uncached(name, reason);
     informers.shutdown().await;
     for cache in caches {
-        // Readers of what cannot be cached must not wait.
+        // Readers of a resource that cannot be cached must not wait.
         let phase = if phase == Phase::NotCached { phase } else { Phase::Syncing };
         cache.served.hub.close(phase, end.clone());
         registry.caches.remove(&cache);
@@ -211,7 +211,7 @@ async fn wait_while_cached_as(registry: &Registry, other: &str, gvr: &GroupVersi
     while is_cached() && changes.changed().await.is_ok() {}
 }
 
-/// The scopes to cache a resource in.
+/// Returns the scopes to cache a resource in.
 fn scopes(namespaces: &[String], info: &ResourceInfo) -> Vec<Scope> {
     match namespaces {
         [] => vec![Scope::Cluster],

@@ -64,11 +64,11 @@ use super::{
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if the look-up was enough. Each look-up is an empty list that saves upstream at least
-/// one full list. The interval is shorter than the patience of readers that do not wait, so that
-/// they reach the next proof.
+/// one full list. The interval is shorter than the wait of [`Patience::AtOnce`], so that these
+/// readers reach the next proof.
 const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
-/// How long a proof waits for the cache's own watch before it opens another. On a busy resource the
-/// cache is a moment behind.
+/// Wait of a proof for the cache's own watch before it opens another. On a busy resource the cache
+/// is a moment behind.
 const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 /// A resource without an update for this time is quiet. A look-up alone does not prove a quiet
 /// resource, because its next event is far off. It also takes upstream up to 100 ms, because the
@@ -78,7 +78,7 @@ const QUIET_AFTER: Duration = Duration::from_millis(100);
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
 /// The same behind another kubefan, whose proof may wait for one that is under way there.
 const PROOF_TIMEOUT_BEHIND: Duration = Duration::from_secs(9);
-/// How long to wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
+/// Wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
 const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
 /// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
 /// one has delayed no reader.
@@ -110,7 +110,7 @@ pub(super) struct EmptyRange {
     from: ResourceVersion,
     /// The version of the bookmark.
     to: ResourceVersion,
-    /// When the bookmark was read.
+    /// Time at which the bookmark was read.
     pub(super) received: Instant,
 }
 
@@ -121,8 +121,8 @@ fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
 }
 
 impl Prover {
-    /// A prover that proves nothing if `is_enabled` is false or if upstream has no watch cache of
-    /// the resource.
+    /// Creates a prover that proves nothing if `is_enabled` is false or if upstream has no watch
+    /// cache of the resource.
     pub(super) fn new(
         context: CacheContext,
         served: Served,
@@ -198,12 +198,12 @@ impl Prover {
         }
     }
 
-    /// The time limit of one proof.
+    /// Returns the time limit of one proof.
     fn proof_timeout(&self) -> Duration {
         if self.context.source.marks() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
     }
 
-    /// How long a reader waits for its proof, the one under way included.
+    /// Returns the maximum wait of a reader for its proof, including the proof under way.
     fn wait_limit(&self, patience: Patience) -> Duration {
         match patience {
             Patience::AtOnce => Duration::from_millis(40),
@@ -352,7 +352,7 @@ impl Prover {
         Ok(EmptyRange { epoch, from, to, received })
     }
 
-    /// The version of the cache, if it is still in this epoch.
+    /// Returns the version of the cache, if it is still in this epoch.
     fn reached(&self, epoch: u64) -> Result<ResourceVersion, ProofFailure> {
         let here = self.served.hub.position().filter(|ahead| ahead.epoch == epoch);
         here.map(|ahead| ahead.version).ok_or_else(listed_again)
@@ -379,7 +379,8 @@ fn listed_again() -> ProofFailure {
 }
 
 impl EmptyRange {
-    /// The version that the hub's cache may advance to. `None` if it is not inside the range.
+    /// Returns the version that the hub's cache may advance to. `None` if it is not inside the
+    /// range.
     pub(super) fn target_for(&self, hub: &Hub) -> Option<ResourceVersion> {
         let CachePosition { epoch, version, .. } = hub.position()?;
         (epoch == self.epoch && (self.from..self.to).contains(&version)).then_some(self.to)

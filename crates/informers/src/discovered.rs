@@ -37,7 +37,7 @@ impl DiscoveredResource {
         Self::of(context, info).await
     }
 
-    /// A resource that discovery has found, with its selectable fields.
+    /// Returns a resource that discovery has found, with its selectable fields.
     pub(super) async fn of(context: &CacheContext, info: ResourceInfo) -> Result<Self, DiscoveryError> {
         let discovery = &context.discovery;
         // Read before the fields, so that a change in between counts as a change.
@@ -49,10 +49,10 @@ impl DiscoveredResource {
         Ok(Self { info, fields, list_kind, schema })
     }
 
-    /// A parser for its objects in protobuf.
+    /// Returns a parser for its objects in protobuf.
     ///
     /// # Errors
-    /// Why kubefan cannot read them, as a sentence about the resource.
+    /// The reason why kubefan cannot read them, as a sentence about the resource.
     pub(super) fn protobuf_parser(&self) -> Result<ObjectParser, String> {
         let gvr = &self.info.gvr;
         if !kinds::is_known(gvr) {
@@ -73,7 +73,8 @@ impl DiscoveredResource {
     }
 }
 
-/// Why a resource is not cached as protobuf, if kubefan has no protobuf type for it.
+/// Returns the reason why a resource is not cached as protobuf, if kubefan has no protobuf type for
+/// it.
 pub(super) fn not_built_in(gvr: &GroupVersionResource) -> String {
     format!("{gvr} is not cached as protobuf: it is no built-in type that kubefan knows")
 }

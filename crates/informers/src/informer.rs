@@ -59,10 +59,10 @@ use super::{
     warm_start::warm_start,
 };
 
-/// How long a cache with a state keeps serving it after a 403. An apiserver that has just started
+/// Time for which a cache keeps serving its state after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-/// How long a list may hold its place without receiving anything.
+/// Time for which a list may hold its place without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
 /// The wait before objects are read again for a new schema, if that failed.
 const REREAD_INTERVAL: Duration = Duration::from_secs(60);
@@ -90,14 +90,13 @@ pub(super) struct Informer {
     due_relist: Option<DueRelist>,
 }
 
-/// How often to yield to the task that reads upstream's socket before concluding that no more data
-/// has arrived.
+/// Yields to the task that reads upstream's socket before concluding that no more data has arrived.
 const READ_YIELDS: usize = 2;
 /// The most events to apply before waking subscribers, even if more have arrived.
 const EVENTS_PER_WAKE_MAX: usize = 64;
 
 impl Informer {
-    /// An informer that does not run yet. With `warm` it asks peers before it lists.
+    /// Creates an informer that does not run yet. With `warm` it asks peers before it lists.
     pub(super) fn new(
         context: CacheContext,
         served: Served,
@@ -198,7 +197,8 @@ impl Informer {
         batch.commit(commit, Instant::now());
     }
 
-    /// Notes an event, and returns what the informer may no longer hold after it.
+    /// Notes an event, and returns the place and the planned relist that the informer may no longer
+    /// hold.
     fn follow(&mut self, event: Event) {
         self.standing = self.standing.after(event, self.reflector.next_step());
         if self.standing.list_progress().is_none() {
@@ -219,7 +219,8 @@ impl Informer {
         self.follow(event);
     }
 
-    /// The reflector's next step. Wakes subscribers when everything that has arrived is applied.
+    /// Performs the reflector's next step. Wakes subscribers when everything that has arrived is
+    /// applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
             if self.standing.needs_place() {
@@ -354,7 +355,8 @@ impl Informer {
             }
         }
         let hub = &self.served.hub;
-        // A new watch sends events again whose version may have more. They prove nothing new.
+        // A new watch repeats the events of a version that may have more of them. Repeated events
+        // prove nothing new.
         let is_again = is_event && matches!(applied, Ok(None));
         let is_applied = applied.is_ok() && !is_again;
         if is_applied && begins.is_none() {
@@ -381,8 +383,8 @@ impl Informer {
                 self.retry.wait_after(None).await;
             }
         }
-        // After the commit, because readers are served at once what it proves, and the version
-        // before is not proved to have this age.
+        // After the commit: readers are served the proved version at once, and the version before
+        // it is not proved to have this age.
         if let Some(at) = proven_at.filter(|_| is_applied) {
             self.retry.watched();
             self.served.hub.proved(at);
@@ -452,8 +454,8 @@ impl Informer {
         None
     }
 
-    /// Looks at discovery after a 404, or after a watch's 410: the signs that the resource was
-    /// deleted, and may have been made again with another shape.
+    /// Queries discovery after a 404, or after a watch's 410: signs that the resource was deleted,
+    /// and possibly created again with another shape.
     async fn look_again(&mut self, error: &ReflectorError) -> Option<Stopped> {
         let is_missing = matches!(error.upstream(), Some(UpstreamError::NotFound { .. }));
         let may_be_other =

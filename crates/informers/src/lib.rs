@@ -4,15 +4,15 @@
 //! The files form layers. Each uses only those above it:
 //!
 //! ```text
-//!   list_scheduler                   which cache may list upstream now
+//!   list_scheduler                   the order of lists upstream
 //!   upstream_context                 clients and options that all caches share
-//!   retry, planned_relist,           when one cache asks upstream again, and logs that it fails
+//!   retry, planned_relist,           retries, relists, limits and failure logs of one cache
 //!     read_limit, failure_log
-//!   batched_requests, bookmark_pause when readers wait for upstream
-//!   shared_bytes, on_demand_eviction how caches on demand share a limit
-//!   discovered, cache_quota,         the facts and limits of one resource, its configured media, and
-//!     resource_media, missing_right    what kubefan may not do with it
-//!   cached_schema, shape, schema     what a cache was read with, and whether upstream still says so
+//!   batched_requests, bookmark_pause shared requests and waits of readers
+//!   shared_bytes, on_demand_eviction shared limits of caches on demand
+//!   discovered, cache_quota,         the facts and limits of one resource, its configured media, a
+//!     resource_media, missing_right    missing right
+//!   cached_schema, shape, schema     the schema and shape of a cache, and checks for changes
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
@@ -20,8 +20,8 @@
 //!     cache_entry
 //!   cache_map                        all caches, by identity and by resource
 //!   registry                         the map of all caches, and the task of each
-//!   configured, on_demand,           policies: which caches exist, are checked, limited, offered
-//!     self_check, memory_pressure,     to peers, and reported as ready
+//!   configured, on_demand,           policies: create, check, limit and offer caches (to peers),
+//!     self_check, memory_pressure,     and report readiness
 //!     offered_caches, readiness
 //!   lookup, background_tasks         the servers' view of the registry; its background tasks
 //! ```

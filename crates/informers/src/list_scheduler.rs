@@ -2,14 +2,14 @@
 //!
 //! A list is the most expensive request there is. When an apiserver restarts, every cache needs one
 //! at the same moment, and the same happens when kubefan starts. So a limited number of lists runs
-//! at a time, and the others wait in the order of what depends on them. Within one priority, the
-//! order is that of their arrival.
+//! at a time, and the others wait by priority ([`ListPriority`]). Within one priority, the order is
+//! that of their arrival.
 //!
 //! It covers the lists that caches consist of: the first list, relists, the confirmation of a warm
 //! start and the state of a backfill. Other lists do not wait here. Look-ups of a single name are
 //! cheap. The self-check and freshness proofs list metadata only: the self-check one page at a
-//! time, and a proof at most 1,000 objects, which its reader would have listed. Requests that are
-//! passed on are those of their callers.
+//! time, and a proof at most 1,000 objects, which its reader would have listed. Forwarded requests
+//! are those of their callers.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use kubefan_telemetry::metrics::ListMetrics;
 
-/// What depends on a list, the most urgent first.
+/// The purpose of a list, the most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ListPriority {
     /// A cache without a state: readiness or readers wait for it.
@@ -46,8 +46,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     running: usize,
-    /// Those that wait, by priority and arrival. Bounded by the number of caches: each waits for at
-    /// most one list and one backfill.
+    /// The waiting caches, by priority and arrival. Bounded by the number of caches: each waits for
+    /// at most one list and one backfill.
     waiting: BTreeMap<Ticket, oneshot::Sender<()>>,
     arrivals: u64,
 }
@@ -57,8 +57,8 @@ type Ticket = (ListPriority, u64);
 /// Permission to list, returned when it is dropped.
 pub(super) struct ListPlace(Arc<Shared>);
 
-/// One that waits. Dropped while it waits, it leaves the queue, or returns the place that it was
-/// given meanwhile.
+/// A waiting cache. Dropping it removes it from the queue, or returns the place that it was given
+/// meanwhile.
 struct Waiter<'a> {
     shared: &'a Shared,
     ticket: Ticket,
@@ -66,7 +66,7 @@ struct Waiter<'a> {
 }
 
 impl ListScheduler {
-    /// A scheduler that allows `lists_max` lists at a time, at least one.
+    /// Creates a scheduler that allows `lists_max` lists at a time, at least one.
     pub fn new(lists_max: usize, metrics: ListMetrics) -> Self {
         Self(Arc::new(Shared { lists_max: lists_max.max(1), queue: Mutex::default(), metrics }))
     }
@@ -102,7 +102,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes a place on to the first that waits.
+    /// Passes a place on to the first cache that waits.
     fn release(&self, queue: &mut Queue) {
         // A waiter removes its ticket when it is dropped, so the first one takes the place.
         match queue.waiting.pop_first() {

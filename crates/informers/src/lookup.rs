@@ -1,5 +1,5 @@
 //! The registry as the catalog of the servers: it finds the cache of a requested resource, or
-//! refuses with a message that says what to do.
+//! refuses with a message that names the remedy.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -118,7 +118,7 @@ impl Catalog for CacheCatalog {
 }
 
 impl Registry {
-    /// The cache that `served` belongs to, unless another one has replaced it.
+    /// Returns the cache that `served` belongs to, unless another one has replaced it.
     fn cache_of(&self, served: &Served) -> Result<Arc<Cache>, Refusal> {
         let cache = self.caches.get(&CacheId::of(served));
         let cache = cache.filter(|cache| Arc::ptr_eq(&cache.served.hub, &served.hub));
@@ -136,7 +136,7 @@ impl Registry {
         let mut info = info.map_err(refusal)?;
         // Before a cache is started for it.
         if !info.namespaced && !namespace.is_empty() {
-            // It may have been made again with another scope.
+            // It may have been created again with another scope.
             info = discovery.find_recent(&info.gvr).await.map_err(refusal)?;
         }
         if !info.namespaced && !namespace.is_empty() {
@@ -192,7 +192,7 @@ impl Registry {
         Ok(self.caches.get(&CacheId { gvr, scope, media }))
     }
 
-    /// The scope of a request. Fails if it is not cached.
+    /// Returns the scope of a request. Fails if it is not cached.
     pub(super) fn scope_of(&self, namespaced: bool, namespace: &str) -> Result<Scope, Refusal> {
         let namespaces = &self.options.namespaces;
         if namespaces.is_empty() || !namespaced {

@@ -1,14 +1,14 @@
-//! The memory budget: what to release, and in which order, when memory comes close to the limit.
+//! The memory budget: releases memory, the cheapest loss first, when it comes close to the limit.
 //!
 //! Beyond its memory limit the kernel kills the process, and every stream with it. So the process
 //! must release memory before. It measures what the kernel compares with the limit: the charge of
 //! its control group, which covers history, logs, snapshots in flight, libraries, and the sockets'
-//! buffers in the kernel alike. Without a group of its own it measures its resident memory. Adding
-//! up only what each part reports about itself would miss the allocator, buffers of libraries and
-//! everything forgotten.
+//! buffers in the kernel alike. Without a group of its own it measures its resident memory. A sum
+//! of the parts' own reports would miss the allocator, the buffers of libraries and every part that
+//! was forgotten.
 //!
-//! Live streams matter most, so those that are read are served at every step, and the cheapest
-//! losses come first:
+//! Live streams matter most, so streams with a reading client are served at every step, and the
+//! cheapest losses come first:
 //!
 //! 1. From 85 %: data that only saves work (projected objects, compressed snapshots, the latest
 //!    backfill) is dropped, and made again for each reader.
@@ -17,7 +17,7 @@
 //! 3. From 95 %: only an eighth of the usual number of snapshots, lists, catch-ups, backfills and
 //!    transfers to peers may run at a time.
 //! 4. From 100 %: none may start. Their readers get an error with a retry delay. Connections and
-//!    streams of which clients have read nothing for a while are ended, some each second.
+//!    streams whose clients have read nothing for a while are ended, some each second.
 //!
 //! A step ends when memory is five points below its threshold. Without this margin, releasing
 //! memory would end the step that released it, again and again.
@@ -42,8 +42,7 @@ pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The thresholds of the steps, in percent of the budget.
 const STEPS: [usize; 4] = [85, 90, 95, 100];
-/// How far memory must fall below a step's threshold before the step ends, in percent of the
-/// budget.
+/// Distance below a step's threshold at which the step ends, in percent of the budget.
 const HYSTERESIS: usize = 5;
 /// The smallest share of its usual size that history is limited to.
 const HISTORY_SHARE_MIN: f64 = 1.0 / 16.0;
@@ -64,7 +63,7 @@ impl Default for Pressure {
 }
 
 impl Pressure {
-    /// The pressure after a measurement of `used` bytes.
+    /// Returns the pressure after a measurement of `used` bytes.
     fn next(self, used: usize, bytes_max: usize) -> Self {
         let percent = used.saturating_mul(100) / bytes_max.max(1);
         let up = STEPS.iter().filter(|step| percent >= **step).count();
@@ -78,7 +77,7 @@ impl Pressure {
         Self { step, history_share }
     }
 
-    /// How many requests may pin state at a time.
+    /// Returns the maximum number of requests that pin state at a time.
     fn snapshots_max(self, usual: usize) -> usize {
         match self.step {
             0..=2 => usual,
@@ -173,19 +172,19 @@ async fn observe(
     }
 }
 
-/// What the process may use.
+/// The memory that the process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// For the resident memory, in bytes.
+    /// Maximum of the resident memory, in bytes.
     pub bytes_max: usize,
-    /// The control group with the limit, and how much it may be charged, in bytes. `None` if
-    /// nothing limits the process, or if other processes share the group.
+    /// The control group with the limit, and the maximum of its charge, in bytes. `None` if nothing
+    /// limits the process, or if other processes share the group.
     charged: Option<(MemoryGroup, usize)>,
 }
 
 impl MemoryBudget {
-    /// The budget that was given, else four fifths of the limit of this process's control group.
-    /// `None` if there is neither.
+    /// Takes the budget that was given, else four fifths of the limit of this process's control
+    /// group. `None` if there is neither.
     pub fn new(given: Option<usize>) -> Option<Self> {
         let group = MemoryGroup::of_this_process();
         let limit = group.as_ref().map(|group| usize::try_from(group.limit()).unwrap_or(usize::MAX));
@@ -208,16 +207,16 @@ impl MemoryBudget {
     }
 }
 
-/// The budget of the resident memory in bytes: the one that was given, else four fifths of the
-/// limit of this process's control group.
+/// Returns the budget of the resident memory in bytes: the one that was given, else four fifths of
+/// the limit of this process's control group.
 pub fn resident_max(given: Option<usize>) -> Option<usize> {
     let group = MemoryGroup::of_this_process();
     let limit = group.map(|group| usize::try_from(group.limit()).unwrap_or(usize::MAX));
     shares(given, limit).map(|(bytes_max, _)| bytes_max)
 }
 
-/// The budgets of the resident memory and of what a group with this limit is charged. An operator
-/// who gives more than four fifths of the limit means that for both.
+/// Returns the budgets of the resident memory and of the charge of a group with this limit. A given
+/// budget above four fifths of the limit counts for both.
 fn shares(given: Option<usize>, limit: Option<usize>) -> Option<(usize, usize)> {
     let usual = limit.map(|limit| limit / 5 * 4);
     let bytes_max = given.or(usual)?;
@@ -225,8 +224,8 @@ fn shares(given: Option<usize>, limit: Option<usize>) -> Option<(usize, usize)> 
     Some((bytes_max, charged_max))
 }
 
-/// Measures the memory in use. What the group is charged includes the buffers of sockets and the
-/// kernel's own memory, which the resident memory leaves out, and which a limit does not.
+/// Measures the memory in use. The charge of the group includes the buffers of sockets and the
+/// kernel's own memory, which count to the limit but not to the resident memory.
 struct MemoryInUse {
     resident: ResidentMemory,
     bytes_max: usize,
@@ -246,7 +245,8 @@ impl MemoryInUse {
         Ok(Self { resident, bytes_max: budget.bytes_max, charged: budget.charged.as_ref().and_then(open) })
     }
 
-    /// Whichever is closer to its budget, in bytes of the budget of the resident memory.
+    /// Returns the measure that is closer to its budget, in bytes of the budget of the resident
+    /// memory.
     fn bytes(&mut self) -> io::Result<u64> {
         let resident = self.resident.bytes()?;
         let Some((charged, charged_max)) = &mut self.charged else { return Ok(resident) };
@@ -254,7 +254,7 @@ impl MemoryInUse {
     }
 }
 
-/// The bytes of one budget that are as great a share of it as `bytes` are of another.
+/// Converts bytes to the same share of another budget.
 fn scaled(bytes: u64, to_max: usize, from_max: usize) -> u64 {
     let scaled = u128::from(bytes) * (to_max as u128) / (from_max.max(1) as u128);
     u64::try_from(scaled).unwrap_or(u64::MAX)

@@ -41,7 +41,7 @@ impl MissingRight {
         is_new
     }
 
-    /// The missing right in words.
+    /// Returns the missing right in words.
     pub(super) fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

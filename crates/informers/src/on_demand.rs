@@ -41,18 +41,18 @@ use super::{
     registry::Registry,
 };
 
-/// How long a reader waits for the first sync of a cache that it has started.
+/// Maximum wait of a reader for the first sync of a cache that it has started.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for encodings other than JSON, which the reader can get from upstream instead. Clients'
 /// informers should start within 3 s.
 const ENCODING_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a cache that was too large or not available is refused before the next attempt.
+/// Time for which a cache that was too large or not available is refused before the next attempt.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
-/// How long such a refusal is remembered. Meanwhile upstream is asked for the size of the resource
-/// before each new list.
+/// Time for which such a refusal is remembered. Meanwhile upstream is asked for the size of the
+/// resource before each new list.
 const REFUSAL_REMEMBERED_FOR: Duration = Duration::from_secs(3600);
-/// How long a place must be without a reader before another resource may take it. A client that
-/// opens its watch again, or lists again first, is back sooner.
+/// Time without a reader after which another resource may take a place. A client that opens its
+/// watch again, or lists again first, is back sooner.
 const PLACE_IDLE_MIN: Duration = Duration::from_secs(10);
 /// The same for a place whose first list is not complete: readers may be waiting for it.
 const PLACE_SYNCING_MIN: Duration = Duration::from_secs(60);
@@ -108,8 +108,8 @@ impl Registry {
         Ok(permit)
     }
 
-    /// The budget of a cache in an encoding other than JSON. Fails if the configuration or the
-    /// resource's name rules out the encoding.
+    /// Returns the budget of a cache in an encoding other than JSON. Fails if the configuration or
+    /// the resource's name rules out the encoding.
     pub(super) fn encoding_budget(&self, gvr: &GroupVersionResource, media: Media) -> Result<EncodingBudget, Refusal> {
         let is_table = media == Media::Table;
         let (limits, off) = if is_table {
@@ -228,7 +228,7 @@ impl Registry {
         info!(resource = %gvr, scope = scope.namespace(), media = media.as_str(), "caching on demand");
         let started_by = StartedBy::Reader { tenant: tenant.map(Arc::from), at: Instant::now() };
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
-        // Not only after the first sync: its bytes count from the first page of the list on.
+        // Counted before the first sync: the bytes count from the first page of the list on.
         drop(cache.tenants.begin(tenant));
         let allowance = CacheQuota::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
@@ -249,7 +249,7 @@ impl Registry {
         Ok(cache)
     }
 
-    /// The room for a cache, which may have a place already. Fails if there is none.
+    /// Finds room for a cache, which may have a place already. Fails if there is none.
     fn find_room(&self, id: &CacheId, limit: Option<usize>, tenant: Option<&str>) -> Result<Room, Refusal> {
         let Some(limit) = limit else { return Ok(Room::Free) };
         let CacheId { gvr, scope, media } = id;
@@ -269,7 +269,7 @@ impl Registry {
         Err(exhausted(*media, message))
     }
 
-    /// The places that readers have taken.
+    /// Returns the places that readers have taken.
     fn places(&self) -> HashMap<ScopedResource, Taken> {
         let mut places = HashMap::<ScopedResource, Taken>::new();
         let mut configured = HashSet::new();
@@ -304,8 +304,8 @@ impl Registry {
         self.without_room.len() < WITHOUT_ROOM_MAX && self.without_room.insert(gvr.clone(), ()).is_none()
     }
 
-    /// How long a cache that a reader started may stay without readers. `None` if readers cannot
-    /// start caches.
+    /// Returns the time that a cache which a reader started may stay without readers. `None` if
+    /// readers cannot start caches.
     pub(super) fn idle_timeout(&self) -> Option<Duration> {
         let on_demand = self.options.on_demand.map(|on_demand| on_demand.on_demand_idle_timeout);
         let encoding = self.options.protobuf.or(self.options.tables);
@@ -331,13 +331,13 @@ pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     }
 }
 
-/// The clock for ages in tables.
+/// Returns the time for ages in tables.
 #[expect(clippy::disallowed_methods, reason = "the time enters here; code below takes it as a parameter")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// The refusal for a resource that is cached if a flag says so.
+/// Returns the refusal for a resource that is cached if a flag says so.
 fn needs_a_flag(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     let message = if is_configured {
         format!(
@@ -353,7 +353,7 @@ fn needs_a_flag(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     Refusal::NotCached(message)
 }
 
-/// The refusal for a limit. Only HTTP reads tables, and falls back to upstream or to JSON.
+/// Returns the refusal for a limit. Only HTTP reads tables, and falls back to upstream or to JSON.
 fn exhausted(media: Media, message: String) -> Refusal {
     match media {
         Media::Json | Media::Protobuf => Refusal::NoRoom(message),

@@ -1,8 +1,8 @@
-//! Which on-demand cache makes room for another: a pure decision.
+//! The choice of the on-demand cache that makes room for another, as a pure function.
 //!
 //! The hazard is a reader that takes every place, so that the resources of all others are read
-//! upstream. Anybody may take a free place. If none is free, a tenant may take an idle place of a
-//! tenant that holds at least as many as itself. If there is none, it takes one from the tenant
+//! upstream. Any reader may take a free place. If none is free, a tenant may take an idle place of
+//! a tenant that holds at least as many as itself. If there is none, it takes one from the tenant
 //! that holds the most, unless it would hold more than that one afterwards.
 
 use std::{collections::HashMap, sync::Arc};
@@ -17,13 +17,13 @@ pub(super) type ScopedResource = (GroupVersionResource, Scope);
 /// A place that readers have taken.
 #[derive(Debug, Clone)]
 pub(super) struct Taken {
-    /// When it was last read, if that is long enough ago to give it away. Otherwise `None`.
+    /// Time of its last read, if that is long enough ago to give the place away. Otherwise `None`.
     pub(super) idle_since: Option<Instant>,
     /// The number of its watches.
     pub(super) subscribers: usize,
     /// The tenant that took it; `None` if callers are not distinguished.
     pub(super) tenant: Option<Arc<str>>,
-    /// When the tenant took it.
+    /// Time at which the tenant took it.
     pub(super) at: Instant,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn find(taken: &HashMap<ScopedResource, Taken>, places_max: usize, te
     if most < own + 2 {
         return None;
     }
-    // The one that costs the fewest watches.
+    // The place with the fewest watches.
     let places = taken.iter().filter(|(_, taken)| taken.tenant.as_deref() == Some(largest));
     let place = places.min_by_key(|(place, taken)| (taken.subscribers, place.0.to_string(), place.1.namespace()));
     place.map(|(place, _)| Room::OfLargest(place.clone()))

@@ -28,7 +28,7 @@ pub(super) struct PlannedRelist {
 struct Plan {
     at: Instant,
     reason: RelistReason,
-    /// When a relist was last asked for.
+    /// Time of the last request for a relist.
     requested: Instant,
 }
 

@@ -1,12 +1,12 @@
-//! How often a cache may be read again upstream for subscribers that resume.
+//! Limits how often a cache is read again upstream for subscribers that resume.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The reads that a cache may start at once, after a time without any. A mass return needs one.
+/// Reads that a cache may start at once, after a time without any. A mass reconnect needs one.
 pub(super) const READS_MAX: u32 = 4;
-/// The time after which a cache may start one more.
+/// Time after which a cache may start one more.
 const READ_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Limits how often reads start: a token bucket, stored as the time at which it is full again.

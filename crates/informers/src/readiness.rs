@@ -8,7 +8,8 @@ use kubefan_model::{Media, Scope};
 
 use super::registry::{Registry, cache_title};
 
-/// Whether all is well; and for each resource, whether it is, with a line of text.
+/// Whether all resources are ready; and for each resource, whether it is ready, with a line of
+/// text.
 pub type Readiness = (bool, Vec<(bool, String)>);
 
 impl Registry {
@@ -39,8 +40,8 @@ impl Registry {
             lines.push((cache.on_demand() || is_ready, line));
         }
         for uncached in self.uncached.iter() {
-            // Requests for a resource that does not exist are answered with NOT_FOUND, and those
-            // for one that cannot be cached are passed on.
+            // Requests for a resource that does not exist are answered with NOT_FOUND, and requests
+            // for one that cannot be cached are forwarded.
             let is_ready = is_unwanted(uncached.phase) || self.is_added(uncached.key());
             lines.push((is_ready, line(uncached.key(), uncached.phase, &uncached.message)));
         }
@@ -49,15 +50,15 @@ impl Registry {
         (lines.iter().all(|(ok, _)| *ok), lines)
     }
 
-    /// Whether a resource was configured while kubefan runs. All replicas read the same file: were
-    /// they not ready until it is synced, none would be left, and never again if kubefan may not
+    /// Whether a resource was configured while kubefan runs. All replicas read the same file. If
+    /// they were unready until it is synced, none would be left, and forever if kubefan may not
     /// read it.
     fn is_added(&self, name: &str) -> bool {
         self.added.contains_key(name)
     }
 
-    /// The number of caches that are wanted and have no state to serve. A configured resource that
-    /// the apiserver does not have, or that cannot be cached, is not wanted.
+    /// Returns the number of caches that are wanted and have no state to serve. A configured
+    /// resource that the apiserver does not have, or that cannot be cached, is not wanted.
     pub(super) fn unsynced(&self) -> usize {
         let caches = self.caches.iter().filter(|cache| !cache.served.hub.phase().borrow().serves()).count();
         caches + self.uncached.iter().filter(|uncached| !is_unwanted(uncached.phase)).count()

@@ -42,7 +42,7 @@ use super::{
     version_lookup::ClusterVersion,
 };
 
-/// Why a configured resource has no cache at first.
+/// The first reason why a configured resource has no cache.
 pub(super) const NOT_ASKED: &str = "the apiserver was not asked yet";
 
 /// Options of all caches.
@@ -70,7 +70,7 @@ pub struct RegistryOptions {
     pub proves: bool,
     /// The interval of self-checks. `None` for no self-checks.
     pub self_check_interval: Option<Duration>,
-    /// How much all caches together may hold beyond objects and history.
+    /// Memory that all caches together may hold beyond objects and history.
     pub retained: RetainedLimits,
 }
 
@@ -80,20 +80,20 @@ pub struct Registry {
     pub(super) options: RegistryOptions,
     metrics: Arc<Metrics>,
     gate: Arc<Gate>,
-    /// What all caches together may hold beyond objects and history.
+    /// The memory that all caches together may hold beyond objects and history.
     budgets: ProcessBudgets,
     pub(super) caches: CacheMap,
     /// The resources to cache.
     pub(super) configured: watch::Sender<Vec<ConfiguredResource>>,
     /// The limit in force: see [`RegistryOptions::staleness_max`].
     pub(super) staleness_max: watch::Sender<Option<Duration>>,
-    /// The names of those that were not configured at the start.
+    /// The names of configured resources that were not configured at the start.
     pub(super) added: DashMap<String, ()>,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
     /// The caches that readers started and that failed, with the time and the reason.
     pub(super) refused: DashMap<CacheId, (Instant, String)>,
-    /// The resources that cannot be cached, with the reason and how long that counts. Each is a
+    /// The resources that cannot be cached, with the reason and the end of its validity. Each is a
     /// resource that upstream has.
     not_cached: DashMap<GroupVersionResource, (Instant, String)>,
     /// The resources that a limit of the caches that readers start has left without a cache. Its
@@ -116,7 +116,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A registry without caches. Cancelling `stop` ends all its tasks.
+    /// Creates a registry without caches. Cancelling `stop` ends all its tasks.
     pub fn new(
         context: CacheContext,
         options: RegistryOptions,
@@ -153,8 +153,8 @@ impl Registry {
         })
     }
 
-    /// Replaces the resources to cache. New ones are cached as at the start; the streams of those
-    /// that are missing end.
+    /// Replaces the resources to cache. New ones are cached as at the start; the streams of removed
+    /// ones end.
     pub fn configure(&self, resources: Vec<ConfiguredResource>) {
         self.configured.send_replace(resources);
     }
@@ -179,7 +179,7 @@ impl Registry {
         }
     }
 
-    /// The gate for requests that pin state.
+    /// Returns the gate for requests that pin state.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
@@ -200,12 +200,13 @@ impl Registry {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// A number that changes when a cache is added, is removed or enters another phase.
+    /// Returns a receiver of a number that changes when a cache is added, is removed or enters
+    /// another phase.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What the apiserver serves.
+    /// Returns the discovery of the apiserver.
     pub fn discovery(&self) -> &Discovery {
         &self.context.discovery
     }
@@ -355,14 +356,14 @@ impl Registry {
         }
     }
 
-    /// Why a resource cannot be cached; `None` if it may be.
+    /// Returns the reason why a resource cannot be cached; `None` if it may be.
     pub(super) fn not_cached(&self, gvr: &GroupVersionResource) -> Option<String> {
         let found = self.not_cached.get(gvr).filter(|found| Instant::now() < found.0)?;
         Some(found.1.clone())
     }
 
     /// Waits until a resource that cannot be cached may have become one that can: its schema or the
-    /// server's version is no longer `known`, or that was found long ago.
+    /// server's version is no longer `known`, or the reason was found long ago.
     pub(super) async fn until_it_may_be_cached(&self, gvr: &GroupVersionResource, known: Option<SchemaFingerprint>) {
         let changes = timeout(self.context.source.not_cached_ttl(), schema_changes(&self.context, gvr, known));
         let _ = self.stop.run_until_cancelled(changes).await;
@@ -370,7 +371,7 @@ impl Registry {
         self.changed();
     }
 
-    /// The name and hub of every cache, for logs and debugging.
+    /// Returns the name and hub of every cache, for logs and debugging.
     pub fn hubs(&self) -> Vec<(String, Arc<Hub>)> {
         let title = |Served { gvr, scope, parser, .. }: &Served| cache_title(&gvr.to_string(), scope, parser.media());
         self.caches.iter().map(|cache| (title(&cache.served), cache.served.hub.clone())).collect()
@@ -397,8 +398,8 @@ impl Registry {
     }
 }
 
-/// A cache's name for people: the resource, the namespace if it has one, and the encoding if it is
-/// not JSON.
+/// Returns a cache's name for people: the resource, the namespace if it has one, and the encoding
+/// if it is not JSON.
 pub(super) fn cache_title(name: &str, scope: &Scope, media: Media) -> String {
     let title = match scope {
         Scope::Cluster => name.to_owned(),

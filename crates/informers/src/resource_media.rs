@@ -12,7 +12,7 @@ pub struct ConfiguredResource {
     pub media: Vec<Media>,
 }
 
-/// The media that can be configured. Tables depend on what a reader asks for.
+/// The media that can be configured. Tables depend on the request of a reader.
 const CONFIGURABLE: [Media; 2] = [Media::Json, Media::Protobuf];
 
 impl ConfiguredResource {

@@ -1,4 +1,4 @@
-//! When a cache asks upstream again after a failure.
+//! The waits before a cache asks upstream again after a failure.
 //!
 //! Two rules conflict: an outage should end for readers when it ends upstream, and a broken or
 //! busy apiserver must not be asked in a tight loop. So each kind of failure has its own wait:
@@ -34,7 +34,8 @@ const STARTING_DELAY_MAX: Duration = Duration::from_secs(2);
 
 /// The retries of one task.
 pub(super) struct Retry {
-    /// The one whose probe finds the end of an outage; `None` if caches list and watch over gRPC.
+    /// The client whose probe finds the end of an outage; `None` if caches list and watch over
+    /// gRPC.
     upstream: Option<Upstream>,
     /// For requests without an answer, and for 429 and 5xx.
     unserved: Backoff,
@@ -56,7 +57,7 @@ impl Retry {
         self.unserved.reset();
     }
 
-    /// Notes that a watch has brought an event or a bookmark: its version was not too old.
+    /// Notes that a watch has delivered an event or a bookmark: its version was not too old.
     pub(super) fn watched(&mut self) {
         self.expired.reset();
     }

@@ -85,7 +85,7 @@ async fn next_schema(
     }
 }
 
-/// What the checks of the schema have found so far.
+/// The results of the checks of the schema so far.
 #[derive(Default)]
 struct Checks {
     known: Option<SchemaFingerprint>,
@@ -94,7 +94,7 @@ struct Checks {
 }
 
 impl Checks {
-    /// Takes what a check has found. If the objects may have been read with another schema, returns
+    /// Takes the result of a check. If the objects may have been read with another schema, returns
     /// whether the server's version has changed. Two checks in a row must agree on a change,
     /// because during an upgrade apiservers of two versions answer in turn.
     ///

@@ -22,7 +22,7 @@ use super::{cache_entry::Cache, registry::Registry, upstream_context::CacheConte
 
 /// The wait between two pages.
 const PAGE_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a check waits for the rest of a version of which the cache may have a part.
+/// Wait of a check for the rest of a version that the cache may have in part.
 const REST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
@@ -111,8 +111,9 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         if let Err(error) = served.hub.reached(version.above(), REST_TIMEOUT).await {
             return Some(CheckResult::Failed(format!("the cache may have a part of version {version}: {error}")));
         }
-        // The rest of the version has come. What was lost is still missing. What was and is absent
-        // may have come and gone; if not, the next check finds it.
+        // The rest of the version has arrived. A lost object is still missing. An object that was
+        // and is absent may have been created and deleted meanwhile; if not, the next check finds
+        // it.
         let (now, _) = served.hub.state()?;
         differences.retain(|found| {
             let version = now.get(found.key.as_str()).map(|object| object.version());

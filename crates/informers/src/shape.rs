@@ -1,14 +1,14 @@
 //! Whether a cache still has the shape of its resource: kind, kind of lists, scope and selectable
-//! fields. A cache of another shape answers what upstream refuses, and in other words.
+//! fields. A cache of another shape answers requests that upstream refuses, and differently.
 //!
-//! The definition of a custom resource can be deleted and made again with another shape. Upstream
-//! then ends the watches of the old one, and answers the next with 404 or 410, after which the
-//! shape is checked at once. But an apiserver serves the new definition a moment before its
+//! The definition of a custom resource can be deleted and created again with another shape.
+//! Upstream then ends the watches of the old one, and answers the next with 404 or 410, after which
+//! the shape is checked at once. But an apiserver serves the new definition a moment before its
 //! discovery shows it, and a second before its schemas do. So the check is repeated for some
 //! seconds, and also when a cache is new.
 //!
 //! A 410 is frequent for other reasons, and a restarted apiserver gives it to all caches at once.
-//! So they share the documents, and the repeated looks need only the hashes of the schemas.
+//! So they share the documents, and the repeated checks need only the hashes of the schemas.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{cached_schema::CachedSchema, discovered::DiscoveredResource, upstream_context::CacheContext};
 
-/// The waits before the looks after a sign.
+/// The waits before the checks after a sign.
 const LOOKS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(2), Duration::from_secs(4)];
 /// The pauses before the next sign counts. A resource that fails for long gives one sign after the
 /// other.

@@ -1,4 +1,5 @@
-//! The bytes of caches that share a limit, and which cache ends when there are too many.
+//! The bytes of caches that share a limit, and the choice of the cache that ends when there are too
+//! many.
 //!
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
@@ -18,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 /// The most tenants that a cache remembers. Shared by so many, it is no tenant's largest.
 const TENANTS_MAX: usize = 64;
 
-/// How long a tenant counts after its last reader has left. Otherwise each break of its connections
-/// would change the parts of the others.
+/// Time for which a tenant counts after its last reader has left. Otherwise each break of its
+/// connections would change the parts of the others.
 const TENANT_IDLE_MAX: Duration = Duration::from_secs(300);
 
 /// The caches that share a limit. Clones are the same caches.
@@ -33,7 +34,7 @@ pub(super) struct ReadingTenants(Mutex<HashMap<Arc<str>, Readers>>);
 /// The readers of one tenant.
 struct Readers {
     count: usize,
-    /// When one of them left last.
+    /// Time at which the last of them left.
     left: Instant,
 }
 
@@ -63,7 +64,7 @@ impl ReadingTenants {
         Some(Reading { tenants: self.clone(), tenant: name })
     }
 
-    /// The names of the tenants; one empty name if there are none.
+    /// Returns the names of the tenants; one empty name if there are none.
     fn names(&self) -> Vec<Arc<str>> {
         let mut known = self.lock();
         forget_idle(&mut known);
@@ -162,7 +163,7 @@ impl Members {
         self.by_number.values().map(|member| member.bytes).sum()
     }
 
-    /// The cache that ends because there are too many bytes.
+    /// Returns the cache that ends because there are too many bytes.
     fn to_end(&self) -> Option<u64> {
         self.largest(false).or_else(|| self.largest(true))
     }

@@ -2,17 +2,17 @@
 //!
 //! A consistent list returns keys, uids and versions at the cluster's version R. If they are those
 //! of the cache at a version c, then the state at c is the state at R, and readers that came before
-//! the list was sent may be served it. Nothing else follows. In particular the cache does not have
-//! all events up to R: an object that was created and deleted after c is in neither state, and its
-//! events may still come. So the cache stays at c, as do its bookmarks and its staleness, and the
-//! readers are served that very state ([`Fresh::State`]).
+//! the list was sent may be served it. The comparison proves nothing else. In particular the cache
+//! does not have all events up to R: an object that was created and deleted after c is in neither
+//! state, and its events may still come. So the cache stays at c, as do its bookmarks and its
+//! staleness, and the readers are served that very state ([`Fresh::State`]).
 //!
-//! Upstream lists what the reader selects, and nothing else, because it would read no more for the
-//! reader itself. (A shard is the exception: its reader's list would have cost upstream as much as
-//! one of all shards.) The proof is one of the selected objects only. Readers with equal selections
-//! share it, and a list of all objects serves every reader.
+//! Upstream lists the reader's selection only, because it would read no more for the reader itself.
+//! (A shard is the exception: its reader's list would have cost upstream as much as one of all
+//! shards.) The proof is one of the selected objects only. Readers with equal selections share it,
+//! and a list of all objects serves every reader.
 //!
-//! If they differ, the cache is behind. It is compared again after each of its commits, for a
+//! If the states differ, the cache is behind. It is compared again after each of its commits, for a
 //! moment. A difference never causes a list of the cache: its own watch is on the way.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -29,14 +29,14 @@ use tracing::debug;
 
 use super::{batched_requests::BatchedRequests, cached_schema::CachedSchema, upstream_context::CacheContext};
 
-/// The most selections of one round. The readers of further ones wait for a bookmark, one for all.
+/// Maximum selections of one round. The readers of others wait for a bookmark, one for all.
 const SELECTIONS_MAX: usize = 16;
 /// The most objects of a cache that is proved by a list. Upstream reads and encodes all of them, so
 /// for a larger cache an empty watch costs less.
 const OBJECTS_MAX: usize = 1_000;
-/// How long upstream may take to answer the list. A bookmark arrives about as soon.
+/// Time for upstream to answer the list. A bookmark arrives about as soon.
 const LIST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a cache that differs may take to catch up.
+/// Time for a cache that differs to catch up.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The shortest time between two lists of a cache. Each serves at least one reader that would
 /// otherwise list all objects.
@@ -49,8 +49,7 @@ pub(super) struct StateComparison {
     context: CacheContext,
     served: Served,
     schema: Arc<CachedSchema>,
-    /// A round lists what its readers select, each selection once, and answers with those that were
-    /// proved.
+    /// A round lists the selections of its readers, each once, and answers with the proved ones.
     rounds: BatchedRequests<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
 }
 
@@ -104,12 +103,12 @@ impl StateComparison {
         if !is_compared {
             return None;
         }
-        // The one under way, and the next.
+        // The round under way, and the next one.
         let proved = place.answer(2 * (LIST_TIMEOUT + CATCH_UP_TIMEOUT)).await?;
         proved.iter().find(|(other, _)| self.serves(other, selection)).map(|(_, fresh)| fresh.clone())
     }
 
-    /// Whether a proof of one selection is one of another.
+    /// Whether a proof of one selection also proves another.
     fn serves(&self, proved: &Selection, selection: &Selection) -> bool {
         proved == selection || proved.is_everything_in(&self.served.scope)
     }
@@ -197,8 +196,8 @@ impl StateComparison {
         }
     }
 
-    /// The metadata of all selected objects, at the version that the cluster has reached. `None` if
-    /// there are too many.
+    /// Returns the metadata of all selected objects, at the version that the cluster has reached.
+    /// `None` if there are too many.
     async fn list(&self, selection: &Selection) -> Result<Option<Listed>, String> {
         let upstream = &self.context.upstream;
         let target = self.context.metadata_target(&self.served).narrowed_to(selection, &self.served.fields);

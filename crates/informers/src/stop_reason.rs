@@ -1,8 +1,8 @@
-//! Why an informer stops by itself.
+//! Reasons for which an informer stops by itself.
 
 use super::cache_quota::TooLarge;
 
-/// Why an informer stopped by itself.
+/// The reason why an informer stopped by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Stopped {
     /// The apiserver does not serve the resource, or no longer does.

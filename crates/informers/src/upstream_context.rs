@@ -1,5 +1,5 @@
-//! What all caches of one process share: the client of upstream, its discovery, and how to list and
-//! watch.
+//! The parts that all caches of one process share: the client of upstream, its discovery, and the
+//! options of lists and watches.
 //!
 //! Everything that asks upstream on behalf of a cache builds its request here, so that the
 //! informer, backfills, proofs and self-checks all select the same objects.
@@ -21,7 +21,7 @@ use rand::{SeedableRng, rngs::StdRng};
 
 use super::list_scheduler::ListScheduler;
 
-/// Why the version of the cluster is not known.
+/// The reason why the version of the cluster is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VersionError {
     /// The request failed.
@@ -37,13 +37,13 @@ pub(super) enum VersionError {
 pub struct CacheContext {
     /// The apiserver: discovery, self-checks and the confirmation of a peer's state.
     pub upstream: Upstream,
-    /// Where the caches list and watch: the apiserver, or the next kubefan on the way to it.
+    /// The source of lists and watches: the apiserver, or the next kubefan on the way to it.
     pub source: Source,
     /// The apiserver's resources.
     pub discovery: Arc<Discovery>,
-    /// Which cache may list upstream now.
+    /// The scheduler of lists.
     pub lists: ListScheduler,
-    /// How resources are listed and watched.
+    /// Options of lists and watches.
     pub reflector: ReflectorOptions,
     /// The field selector of every list and watch; empty selects everything.
     pub upstream_field_selector: String,
@@ -58,13 +58,13 @@ pub struct CacheContext {
 }
 
 impl CacheContext {
-    /// A random generator for the jitter of one retry loop.
+    /// Returns a random generator for the jitter of one retry loop.
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     pub(super) fn generator(&self) -> StdRng {
         self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
     }
 
-    /// The list and watch target of a cache.
+    /// Returns the list and watch target of a cache.
     pub(super) fn target(&self, served: &Served) -> Target {
         Target {
             gvr: served.gvr.clone(),
@@ -75,7 +75,7 @@ impl CacheContext {
         }
     }
 
-    /// A reflector for a cache. Metrics count its watches by `purpose`.
+    /// Returns a reflector for a cache. Metrics count its watches by `purpose`.
     pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector<StdRng> {
         let hub = served.hub.clone();
         let parser = served.parser.clone();
@@ -93,7 +93,7 @@ impl CacheContext {
         }
     }
 
-    /// The resource version that the cluster has reached. Fails if another cluster answers.
+    /// Returns the resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
         let version = self.source.cluster_version(target).await?;
         self.source.confirm().await?;

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::upstream_context::CacheContext;
 
-/// How long to wait for upstream. The subscriber retries.
+/// Maximum wait for upstream. The subscriber retries.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Answer = Result<ResourceVersion, Refusal>;
@@ -28,7 +28,7 @@ type Answer = Result<ResourceVersion, Refusal>;
 pub(super) struct ClusterVersion {
     context: CacheContext,
     target: Target,
-    /// When the last request was sent, and its answer. Locked while a request is under way.
+    /// Time of the last request, and its answer. Locked while a request is under way.
     last: Mutex<Option<(Instant, Answer)>>,
 }
 
@@ -37,7 +37,7 @@ impl ClusterVersion {
         Self { target: context.target(served), context, last: Mutex::default() }
     }
 
-    /// The version that the cluster has reached, by a request that was sent after `asked`.
+    /// Returns the version that the cluster has reached, by a request that was sent after `asked`.
     pub(super) async fn known_after(&self, asked: Instant) -> Answer {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last

@@ -8,9 +8,10 @@
 //! first: object keys, resource versions, uids and labels. Any doubt ends in a cold start, which
 //! costs time and nothing else.
 //!
-//! Spec, status and history are not compared. That would take the full list that a warm start
-//! saves, and a resource version already names one content of an object. An answer from another
-//! kubefan's cache does not count as a confirmation, because that cache may have the same error.
+//! Spec, status and history are not compared. Their comparison would take the full list that a warm
+//! start saves, and a resource version already names one content of an object. An answer from
+//! another kubefan's cache does not count as a confirmation, because that cache may have the same
+//! error.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ use super::{cached_schema::CachedSchema, list_scheduler::ListPriority, upstream_
 /// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
 
-/// Why a cache starts cold.
+/// The reason why a cache starts cold.
 #[derive(Debug, thiserror::Error)]
 enum ColdStart {
     #[error(transparent)]
@@ -85,7 +86,8 @@ pub(super) async fn warm_start(
             info!(%resource, scope, version = %version.whole(), ?received, bytes, ?took, "warm start");
             Some((restored, proven_at))
         }
-        // It costs time and nothing else. At a first install no peer has anything to send.
+        // A cold start costs time and nothing else. At a first install no peer has anything to
+        // send.
         Err(error @ ColdStart::Peer(_)) => {
             info!(%resource, scope, %error, "cold start");
             None
@@ -138,10 +140,10 @@ enum Currency {
 
 /// Confirms that upstream has exactly this state.
 ///
-/// The first comparison is with the current state, because only that also proves how fresh the
-/// peer's state is; then the result is the time of that proof. If there were changes since, the
-/// state is compared at its own version, or with the current state again if upstream no longer has
-/// that version.
+/// The first comparison is with the current state, because only it also proves the freshness of the
+/// peer's state; then the result is the time of that proof. If there were changes since, the state
+/// is compared at its own version, or with the current state again if upstream no longer has that
+/// version.
 async fn confirm(
     context: &CacheContext,
     served: &Served,

@@ -22,7 +22,7 @@ pub(super) struct ReadRange {
 }
 
 impl ReadRange {
-    /// The smallest range that serves all `requests`. `None` if there are none.
+    /// Returns the smallest range that serves all `requests`. `None` if there are none.
     pub(super) fn of(requests: &BTreeSet<Request>) -> Option<Self> {
         let first = requests.first()?;
         let last = requests.last()?;

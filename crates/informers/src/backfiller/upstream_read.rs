@@ -24,8 +24,8 @@ use crate::{list_scheduler::ListPriority, upstream_context::CacheContext};
 
 /// The time limit of a backfill: its wait, and all its reads upstream.
 pub(super) const BACKFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The size limits of one backfill. A larger one would cost more to send than a snapshot. All that
-/// are held are within a budget of the process.
+/// The size limits of one backfill. A larger one would cost more to send than a snapshot. A budget
+/// of the process limits all stored backfills.
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(64 << 20),
     ring_events_max: 100_000,
@@ -39,7 +39,7 @@ pub(super) enum UpstreamExpired {
     State(ResourceVersion),
 }
 
-/// Why a read failed.
+/// The reason why a read failed.
 pub(super) enum ReadError {
     Expired {
         expired: UpstreamExpired,
@@ -78,7 +78,7 @@ impl UpstreamRead<'_> {
             place = Some(self.context.lists.acquire(ListPriority::Backfill).await);
         }
         let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
-        // Upstream sends whole versions. What comes up to `from` is read for the state alone.
+        // Upstream sends whole versions. Events up to `from` are read only for the state.
         let start = from.read_from();
         let mut reflector = reflector.for_backfill(start, with_state);
         let mut writer = CacheWriter::sharing(store);
@@ -86,15 +86,15 @@ impl UpstreamRead<'_> {
         let mut reached = start;
         // The objects with an event of the last version: a new watch sends it once more.
         let mut of_last = HashSet::new();
-        // Whether the last version is reached, of which the cache has a list, and whether the watch
-        // that is open has brought it.
+        // Whether the last version, at which the cache was listed, is reached, and whether the open
+        // watch has delivered it.
         let mut is_last = false;
         let mut is_brought = false;
         let mut share = hub.budgets().backfills.share();
         loop {
             let wait = if is_last && is_brought { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
             let step = match timeout(wait, reflector.step()).await {
-                // A watch that breaks or ends here may have brought a part of the version.
+                // A watch that breaks or ends here may have delivered a part of the version.
                 Err(_) if is_last && is_brought => {
                     return Ok(Backfill { epoch, ring, reached: reached.end(), has_state: with_state, share });
                 }
@@ -215,7 +215,7 @@ fn read_error(from: ResourceVersion, error: &ReflectorError) -> ReadError {
     ReadError::Expired { expired, oldest }
 }
 
-/// The history record of an update. `None` for an update without an event.
+/// Returns the history record of an update. `None` for an update without an event.
 ///
 /// Without state, the event's type says whether there was a previous object, but not its content.
 /// The new object stands in for it, because requests without state do not look at the previous

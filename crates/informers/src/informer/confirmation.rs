@@ -2,8 +2,8 @@
 //! the last check failed.
 //!
 //! Changes of another cluster must never reach the cache, so everything that was received before a
-//! check is discarded if it fails. Without a check before the next request, each attempt would cost
-//! the apiserver a list or a watch that is discarded again.
+//! check is discarded if the check fails. Without a check before the next request, each attempt
+//! would cost the apiserver a list or a watch that is discarded again.
 
 use kubefan_cache::RelistReason;
 use kubefan_fanout::CommitBatch;

@@ -1,4 +1,4 @@
-//! Where an informer stands between two steps of its reflector.
+//! The standing of an informer between two steps of its reflector.
 //!
 //! The reflector decides which request comes next. The informer decides what that request needs: a
 //! place of the scheduler, a check of the cluster, a planned relist beside the watch. Each of these
@@ -23,13 +23,13 @@ use tokio::time::Instant;
 
 use kubefan_upstream::reflector::NextStep;
 
-/// Where an informer stands between two steps of its reflector.
+/// The standing of an informer between two steps of its reflector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Nothing was requested yet. With `asks_peers`, a peer is asked for its state first.
     Starting { asks_peers: bool },
-    /// The last check of the cluster failed. The next one comes before any request, and what was
-    /// received is discarded.
+    /// The last check of the cluster failed. The next check comes before any request, and
+    /// everything received since the last commit is discarded.
     CheckDue { denied_since: Option<Instant> },
     /// The next step requests a list, or a page of one.
     ListDue(List, Answers),
@@ -48,7 +48,8 @@ pub(super) enum Standing {
 pub(super) struct List {
     /// `None` before upstream answers. If a list fails, its begin stays until the next one.
     pub(super) begin: Option<ListBegin>,
-    /// When the list was given its place, or received something. `None` without a place.
+    /// Time at which the list was given its place, or last received something. `None` without a
+    /// place.
     pub(super) progress: Option<Instant>,
 }
 
@@ -59,14 +60,14 @@ pub(super) struct ListBegin {
     pub(super) requested_at: Instant,
 }
 
-/// What upstream's answers have shown.
+/// The conclusions from upstream's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Answers {
     /// Whether they come from the cluster of the cache. If not, a connection may have broken or
     /// changed, and the next update counts once the cluster is confirmed.
     pub(super) is_confirmed: bool,
-    /// Since when upstream denies the resource. `None` if the last failure was another one, or if a
-    /// watch was opened since.
+    /// Time since which upstream denies the resource. `None` if the last failure was another one,
+    /// or if a watch was opened since.
     pub(super) denied_since: Option<Instant>,
 }
 
@@ -81,8 +82,8 @@ pub(super) enum Event {
     Stalled,
     /// A check has confirmed the cluster.
     Confirmed,
-    /// A check failed, and what came since the last commit is discarded. With `checks_first`, the
-    /// next check does not wait for an answer to a request.
+    /// A check failed, and everything received since the last commit is discarded. With
+    /// `checks_first`, the next check does not wait for an answer to a request.
     Unconfirmed { checks_first: bool },
     /// A list has begun.
     ListBegun { begin: ListBegin, at: Instant },
@@ -102,12 +103,12 @@ pub(super) enum Event {
     Relisted,
 }
 
-/// What a failed check leaves.
+/// The remainder after a failed check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discard {
     /// The state at this version. The watch continues from there.
     Resume(ResourceVersion),
-    /// The same, and a list for the schema that is to be planned again.
+    /// The same, and the list for the schema has to be planned again.
     ResumeAndReread(ResourceVersion),
     /// Nothing. A list follows.
     Relist(RelistReason),
@@ -126,7 +127,7 @@ impl Standing {
                 let answers = Answers { is_confirmed: true, ..answers };
                 match self {
                     Self::Starting { .. } | Self::CheckDue { .. } => Self::at(next, list, answers),
-                    // The update that was checked is still to be applied.
+                    // The checked update is not applied yet.
                     Self::ListDue(..) => Self::ListDue(list, answers),
                     Self::Receiving(..) => Self::Receiving(list, answers),
                     Self::WatchDue(_) => Self::WatchDue(answers),
@@ -186,12 +187,12 @@ impl Standing {
         }
     }
 
-    /// The begin of the list in progress, or of the one that has just failed.
+    /// Returns the begin of the list in progress, or of the list that has just failed.
     pub(super) fn list_begin(self) -> Option<ListBegin> {
         self.list().begin
     }
 
-    /// When the list that has a place was given it, or received something.
+    /// Returns the time at which the list with a place was given it, or last received something.
     pub(super) fn list_progress(self) -> Option<Instant> {
         self.list().progress
     }
@@ -231,7 +232,7 @@ impl Standing {
         }
     }
 
-    /// Since when upstream denies the resource.
+    /// Returns the time since which upstream denies the resource.
     pub(super) fn denied_since(self) -> Option<Instant> {
         self.answers().denied_since
     }
@@ -242,7 +243,7 @@ impl Standing {
         self.list().begin.is_some_and(is_reread) && next != NextStep::RequestList
     }
 
-    /// Decides what stays after a failed check. `begins` is the reason of a list whose begin is
+    /// Decides the remainder after a failed check. `begins` is the reason of a list whose begin is
     /// discarded, and `version` that of the cache.
     pub(super) fn discard(self, begins: Option<RelistReason>, version: Option<ResourceVersion>) -> Discard {
         match (begins.or(self.list().begin.map(|begin| begin.reason)), version) {
@@ -262,12 +263,12 @@ impl List {
         Self { progress: self.progress.map(|_| at), ..self }
     }
 
-    /// This list, if the next step requests it again.
+    /// Returns this list, if the next step requests it again.
     fn if_requested(self, next: NextStep) -> Self {
         if next == NextStep::RequestList { self } else { Self::default() }
     }
 
-    /// The list during the wait after a failure, in which other caches may list.
+    /// Returns the list during the wait after a failure, in which other caches may list.
     fn during_wait(self) -> Self {
         if planted::is(Bug::BackoffKeepsThePlace) { self } else { Self { progress: None, ..self } }
     }

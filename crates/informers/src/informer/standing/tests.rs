@@ -44,7 +44,7 @@ impl Values {
         self.start + Duration::from_secs(seconds)
     }
 
-    /// A list that was given its place, or received something, at this second.
+    /// Returns a list that was given its place, or received something, at this second.
     fn placed(&self, seconds: u64) -> List {
         List { begin: None, progress: Some(self.at(seconds)) }
     }
@@ -53,12 +53,12 @@ impl Values {
         ListBegin { reason, requested_at: self.start }
     }
 
-    /// A list that has begun, and received something at this second.
+    /// Returns a list that has begun, and received something at this second.
     fn begun(&self, reason: RelistReason, seconds: u64) -> List {
         List { begin: Some(self.begin(reason)), ..self.placed(seconds) }
     }
 
-    /// The same list without a place.
+    /// Returns the same list without a place.
     fn stalled(&self, reason: RelistReason) -> List {
         List { begin: Some(self.begin(reason)), progress: None }
     }
