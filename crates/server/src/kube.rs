@@ -5,8 +5,8 @@
 //! to the sorting of `Accept` clauses. An answer that is almost the apiserver's is worse than none.
 //!
 //! The choice: a request is answered from the cache only if it is understood completely and the
-//! answer is provably correct. Answered here are `GET` requests for a collection or an object, as
-//! list, get, watch or watch-list, over HTTP or a websocket, if
+//! answer is provably correct. It answers `GET` requests for a collection or an object, as list,
+//! get, watch or watch-list, over HTTP or a websocket, if
 //!
 //! - the path, the query and the `Accept` header are ones that this code reads exactly as the
 //!   apiserver does,
@@ -20,17 +20,17 @@
 //! In all other cases but one the apiserver answers in its own words: for discovery, subresources,
 //! writes and unusual spellings, for an invalid query, for an expired continue token. A
 //! [`read_error::ReadError`] says which failures are final and which are upstream's to answer. Only
-//! with a profile that forwards nothing does kubefan itself send the latter. The exception are
-//! lists and watches with what [`feature_gates`] turns on: the apiserver might ignore it, so they
-//! are never forwarded.
+//! with a profile that forwards nothing does kubefan itself send the latter. The exception is a
+//! list or watch that uses a part of [`feature_gates`]: the apiserver might ignore that part, so
+//! the request is never forwarded.
 //!
 //! Why not validate everything here and skip the apiserver for errors: the rules differ between its
 //! versions, and a wrong refusal is as bad as a wrong answer.
 //!
 //! [`route`] decides how a read is answered, and [`read_loop`] fetches what the decision needs.
 //! [`api`] puts the parts together. [`guard`] and [`forward`] guard against the two hazards of
-//! standing where the apiserver stood: browsers that reach a loopback address, and callers that
-//! would act with kubefan's credentials.
+//! taking the apiserver's place: browsers that reach a loopback address, and callers that would act
+//! with kubefan's credentials.
 
 mod acting_as;
 pub mod allowed_hosts;

@@ -16,10 +16,10 @@ use kubefan_upstream::acting_as::ActingAs;
 use super::{hop_by_hop, status::Failure};
 use crate::{client_info::ClientInfo, reader::Reader};
 
-/// The user of a request with these headers.
+/// Returns the user of a request with these headers.
 ///
 /// # Errors
-/// Why it is not forwarded.
+/// The reason why the request is not forwarded.
 pub(super) async fn acting_as<C: Catalog>(
     reader: &Reader<C>,
     headers: &HeaderMap,

@@ -1,4 +1,4 @@
-//! The names under which requests may name kubefan, beside `localhost` and addresses.
+//! The host names that requests may use for kubefan, beside `localhost` and addresses.
 //!
 //! The hazard is DNS rebinding: the owner of a name chooses what it resolves to. So a name is
 //! allowed only if the operator gave it, or if no public DNS serves it.
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use http::Uri;
 
-/// What resolves Services in every cluster, and in no public DNS.
+/// Suffixes that resolve Services in every cluster, and that no public DNS serves.
 const SERVICE_SUFFIXES: [&str; 2] = [".svc", ".svc.cluster.local"];
 
 /// Names of hosts.
@@ -30,7 +30,7 @@ pub enum HostPattern {
     Name(String),
 }
 
-/// The text is no name of a host.
+/// The error for a text that is no host name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no name of a host; write it like kubefan.example.com, *.example.com or *, without a port")]
 pub struct InvalidHost;
@@ -56,7 +56,7 @@ impl FromStr for HostPattern {
 }
 
 impl AllowedHosts {
-    /// The names that the operator gave.
+    /// Allows the names that the operator gave.
     pub fn new(patterns: Vec<HostPattern>) -> Self {
         Self { patterns, service_suffixes: Vec::new() }
     }

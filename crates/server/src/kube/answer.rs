@@ -23,7 +23,7 @@ pub enum Answer {
     Forwarded(Response<Body>),
 }
 
-/// In the extensions of a response: it comes from upstream.
+/// Marks a response from upstream, in its extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct FromUpstream;
 
@@ -40,7 +40,7 @@ pub struct WatchHeaders {
 }
 
 impl WatchHeaders {
-    /// The headers of this watch, in an encoding.
+    /// Returns the headers of this watch, in an encoding.
     pub fn of(opened: &OpenedWatch, media: Media) -> Self {
         let warnings = opened.subscription.warnings();
         let cross_origin = opened.cross_origin.clone();
@@ -61,14 +61,14 @@ fn put_headers(content_type: &'static str, headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
 }
 
-/// A response from the cache.
+/// Returns a response from the cache.
 pub fn from_cache(content_type: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     put_headers(content_type, response.headers_mut());
     response
 }
 
-/// A refusal, in an encoding that the client accepts.
+/// Returns a refusal, in an encoding that the client accepts.
 pub fn refusal(headers: &HeaderMap, refused: &Refused) -> Response<Body> {
     match refused {
         Refused::Plain(failure) => failure.response(failure_media(headers)),
@@ -77,19 +77,19 @@ pub fn refusal(headers: &HeaderMap, refused: &Refused) -> Response<Body> {
             response.headers_mut().insert(CACHE_STATUS, HIT);
             response
         }
-        // The status is that of a watch.
+        // The status is 200, as for every watch.
         Refused::Event(failure, media) => from_cache(media.watch_content_type(), Body::from(failure.event(*media))),
     }
 }
 
-/// The encoding of a failure for a client that sends these headers.
+/// Returns the encoding of a failure for a client that sends these headers.
 pub fn failure_media(headers: &HeaderMap) -> Media {
     negotiate::negotiate_failure(negotiate::accept_header(headers)).unwrap_or_default()
 }
 
 /// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at
 /// a change of the mode of its resource. A websocket is cut off without a close frame, because
-/// kubefan does not read its messages. A refusal stays as it is: its body says why.
+/// kubefan does not read its messages. A refusal stays as it is: its body has the reason.
 pub fn forwarded_watch(
     mut response: Response<Body>,
     drain: &CancellationToken,

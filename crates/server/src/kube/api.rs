@@ -58,16 +58,16 @@ pub struct KubeApiOptions {
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
-    /// Which alpha parts of the Kubernetes API are on.
+    /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
-    /// Which requests are refused because a browser could be tricked into sending them.
+    /// Refuses requests that a browser could be tricked into sending.
     pub guard: Option<Guard>,
 }
 
 impl<C: Catalog> KubeApi<C> {
-    /// An API that reads from `reader`, and forwards everything else if `upstream` can.
+    /// Creates an API that reads from `reader`, and forwards everything else if `upstream` can.
     pub fn new(
         reader: Arc<Reader<C>>,
         upstream: KubeUpstream,
@@ -128,7 +128,7 @@ impl<C: Catalog> KubeApi<C> {
             Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
             Answer::Response(response) | Answer::Forwarded(response) => (response.status(), answered_by(response)),
         };
-        // Only now, because the request may have started the cache.
+        // Counted only now, because the request may have started the cache.
         counted.answered(&self.resource_label(info.path, uri.path()), code.as_str(), by);
         match answer {
             Answer::Watch(opened) => Answer::Watch(Box::new(OpenedWatch { record, ..*opened })),
@@ -197,8 +197,9 @@ impl<C: Catalog> KubeApi<C> {
         Answer::Forwarded(response)
     }
 
-    /// Who answers a request, and its caller if that decides it: only reads of objects have another
-    /// mode than `Cache`. This comes before everything that could forward the request.
+    /// Returns the mode of a request, and its caller if the caller decides it: only reads of
+    /// objects have another mode than `Cache`. The mode is decided before anything could forward
+    /// the request.
     async fn mode(&self, request: &Parts, info: &RequestInfo<'_>) -> Result<(Mode, Option<Caller>), Denial> {
         let reads = matches!(request.method, Method::GET | Method::HEAD);
         let Some(path) = info.path.as_ref().filter(|_| reads) else { return Ok((Mode::Cache, None)) };
@@ -210,7 +211,7 @@ impl<C: Catalog> KubeApi<C> {
         reader.mode(&path.group, &path.resource, &presented, &notes_of(request)).await
     }
 
-    /// Who answers a request if the cache does not.
+    /// Returns the fallback of a request that the cache does not answer.
     fn fallback(&self, request: &Parts, info: &RequestInfo<'_>) -> Fallback {
         match self.cache_only(request, info) {
             Some(needed) => Fallback::Misread(needed),
@@ -219,16 +220,17 @@ impl<C: Catalog> KubeApi<C> {
         }
     }
 
-    /// What a request needs that upstream might ignore.
+    /// Returns the part of a request that upstream might ignore.
     fn cache_only(&self, request: &Parts, info: &RequestInfo<'_>) -> Option<CacheOnly> {
         let FeatureGates { sharded_list_and_watch, managed_fields_opt_out } = self.feature_gates;
         let is_collection = match &info.path {
             Some(path) => path.name.is_empty() || path.is_watch,
-            // Only upstream might read it as the path of a collection. What is proxied has its own
-            // parameters.
+            // Only upstream might read it as the path of a collection. Proxied requests have their
+            // own parameters.
             None => request_info::subresource(request.uri.path()) != Some("proxy"),
         };
-        // Also to delete a collection: upstream might delete all of it.
+        // A shard selector matters to the deletion of a collection too: upstream might delete all
+        // of it.
         if sharded_list_and_watch
             && is_collection
             && info.query.first(SHARD_SELECTOR).is_some_and(|text| !text.is_empty())
@@ -237,8 +239,8 @@ impl<C: Catalog> KubeApi<C> {
         }
         let is_read = managed_fields_opt_out && request.method == Method::GET;
         let path = info.path.as_ref().filter(|_| is_read)?;
-        // A single object is passed on unless its cache certainly has it. A client sends `drop`
-        // with all its requests, and a leader election reads its Lease.
+        // A request for a single object is forwarded unless the cache certainly has the object: a
+        // client sends `drop` with all its requests, and a leader election reads its Lease.
         if !is_collection && !self.reads.holds_all(path) {
             return None;
         }
@@ -267,8 +269,8 @@ impl<C: Catalog> KubeApi<C> {
         ReadLoop::new(context, request, read, fallback, stream_waker).run().await.ok_or(None)
     }
 
-    /// The label of a resource in metrics: its name if it is cached or a limit prevents that, so
-    /// that callers cannot create labels.
+    /// Returns the label of a resource in metrics: its name if it is cached or a limit prevents
+    /// that, so that callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
         let named = path.or_else(|| Path::parse_subresource(text).map(|(path, _)| path));
         let is_cached = |path: &Path| {

@@ -1,4 +1,4 @@
-//! The record of a request of the Kubernetes API: where it begins, and what the answer says.
+//! The record of a request of the Kubernetes API: its begin, and its answer.
 
 use std::borrow::Cow;
 
@@ -27,7 +27,7 @@ pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>
     let verb = match &named {
         _ if info.is_watch => "watch".into(),
         Some(path) => request_info::verb(request.method(), Some(path), false).into(),
-        // As the apiserver calls requests for no resource.
+        // The apiserver's verb for requests without a resource.
         None => verb_without_resource(request.method()),
     };
     let record = log.begin(RequestHead {
@@ -43,7 +43,7 @@ pub fn begin(log: &AuditLog, request: &mut Request<Body>, info: &RequestInfo<'_>
     record
 }
 
-/// What a record says about an answer.
+/// The parts of an answer that a record has.
 pub struct Answered {
     outcome: Outcome,
     /// Whether it comes from the apiserver.
@@ -51,7 +51,7 @@ pub struct Answered {
     is_stream: bool,
 }
 
-/// Records an answer. A stream starts with it; of everything else it is the end.
+/// Records an answer. It is the start of a stream, and the end of any other request.
 ///
 /// # Errors
 /// The record cannot be written, and the mode demands it.
@@ -65,7 +65,7 @@ pub async fn answered(
     record.answered(outcome, is_forwarded).await
 }
 
-/// A response whose record is complete when its body has ended.
+/// Returns a response whose record is complete when its body has ended.
 pub fn recorded(response: Response<Body>, record: AuditRecord) -> Response<Body> {
     if !record.is_on() {
         return response;
@@ -73,7 +73,7 @@ pub fn recorded(response: Response<Body>, record: AuditRecord) -> Response<Body>
     response.map(|body| Body::new(holding(body, record)))
 }
 
-/// What the record of a request says about its answer.
+/// Returns the parts of an answer that the record of its request has.
 pub fn answer(answer: &Answer, is_long_running: bool) -> Answered {
     let response = match answer {
         Answer::Watch(_) => {
@@ -93,7 +93,7 @@ pub fn answer(answer: &Answer, is_long_running: bool) -> Answered {
     Answered { outcome, is_forwarded, is_stream }
 }
 
-/// The object or collection that a path names, and the subresource.
+/// Returns the object or collection that a path names, and the subresource.
 fn named<'a>(path: Option<&Path>, text: &'a str) -> (Option<Path>, &'a str) {
     if let Some(path) = path {
         return (Some(path.clone()), "");

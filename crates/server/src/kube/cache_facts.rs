@@ -7,10 +7,10 @@ use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selector::Fiel
 use super::{fallback::Fallback, http_read::HttpRead, read_error::ReadError, status::Failure};
 use crate::reader::NotReached;
 
-/// What is known when a read is routed, as far as it was fetched.
+/// The facts by which a read is routed, as far as they were fetched.
 #[derive(Debug, Clone)]
 pub struct CacheFacts<'a> {
-    /// Who answers if the cache does not.
+    /// The answer if the cache has none.
     pub fallback: Fallback,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: &'a FieldSelector,
@@ -32,18 +32,18 @@ pub struct CacheFacts<'a> {
     pub subscription: Option<Result<(), Refusal>>,
 }
 
-/// Why a caller may not read.
+/// The reason why a caller may not read.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NotAllowed {
-    /// It is denied.
+    /// The caller is denied.
     Denied(Denial),
-    /// It is denied, and only a certificate says who it is.
+    /// The caller is denied, and only a certificate names it.
     DeniedByCertificate(Denial),
     /// A page of another site may not open a websocket.
     ForeignOrigin(Failure),
 }
 
-/// What is known of the cache in one format.
+/// Facts about the cache in one format.
 #[derive(Debug, Clone, Default)]
 pub struct FormatFacts {
     /// Whether the cache was started for later reads.
@@ -52,7 +52,7 @@ pub struct FormatFacts {
     pub cache: Option<Result<FoundCache, Refusal>>,
 }
 
-/// What is known of a cache that was found.
+/// Facts about a cache that was found.
 #[derive(Debug, Clone)]
 pub struct FoundCache {
     /// Its resource.
@@ -61,7 +61,7 @@ pub struct FoundCache {
     pub media: Media,
     /// Whether its objects are namespaced.
     pub namespaced: bool,
-    /// Why it refuses readers now.
+    /// Reason why it refuses readers now.
     pub refusal: Option<Refusal>,
     /// Whether it was listed after the request had arrived.
     pub is_listed_since: bool,
@@ -69,7 +69,7 @@ pub struct FoundCache {
     pub objects: Option<usize>,
 }
 
-/// What is known of a snapshot.
+/// Facts about a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotFacts {
     /// Its version; `None` if the snapshot of a later page is not retained.
@@ -79,7 +79,7 @@ pub struct SnapshotFacts {
 }
 
 impl<'a> CacheFacts<'a> {
-    /// The facts when a read arrives: nothing was fetched yet.
+    /// Creates the facts of a read that has just arrived: nothing was fetched yet.
     pub fn new(fallback: Fallback, narrowed_by: &'a FieldSelector, read: &HttpRead<'_>) -> Self {
         Self {
             fallback,

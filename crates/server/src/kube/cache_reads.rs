@@ -20,12 +20,12 @@ pub struct CacheReads<C> {
 }
 
 impl<C: Catalog> CacheReads<C> {
-    /// Whether what a path names is cached in an encoding. Starts nothing.
+    /// Whether the resource of a path is cached in an encoding. Starts nothing.
     pub fn is_cached(&self, path: &Path, media: Media) -> bool {
         self.reader.holds(&gvr_of(path), media)
     }
 
-    /// The encodings in which what a path names is cached.
+    /// Returns the encodings in which the resource of a path is cached.
     pub fn cached(&self, path: &Path) -> Vec<Media> {
         let gvr = gvr_of(path);
         let all = [Media::Json, Media::Protobuf, Media::Table];

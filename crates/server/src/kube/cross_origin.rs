@@ -1,13 +1,13 @@
-//! Which pages of other sites may read what kubefan answers itself (CORS).
+//! Lets pages of other sites read kubefan's own answers, if the apiserver would (CORS).
 //!
 //! A browser shows a page of another site only answers with the `Access-Control-*` headers that
 //! allow its origin. kube-apiserver writes them for the origins of `--cors-allowed-origins`, so
 //! forwarded answers have them. For its own answers and refusals kubefan asks the apiserver once
 //! per origin, and keeps the answer for a minute.
 //!
-//! The hazard is that anyone can name any origin. So nothing is evicted for a new origin: each has
-//! a place, in fair shares, until it expires, and without a place it is not asked about. Origins
-//! whose requests were only refused have places of their own.
+//! The hazard is that any client can name any origin. So nothing is evicted for a new origin: each
+//! has a place, in fair shares, until it expires, and without a place it is not asked about.
+//! Origins whose requests were only refused have places of their own.
 
 use std::{
     collections::HashMap,
@@ -29,14 +29,14 @@ use crate::{client_info::ClientInfo, watch::OpenedWatch};
 
 /// The longest origin that is asked about, in bytes. A host name has up to 253.
 const ORIGIN_BYTES_MAX: usize = 300;
-/// The origins that are known at a time, of each kind.
+/// Maximum origins that are known at a time, of each kind.
 const ORIGINS_MAX: usize = 128;
-/// How long an answer counts. A change of the apiserver's flag shows after this time.
+/// Time for which an answer counts. A change of the apiserver's flag shows after this time.
 const ANSWER_AGE_MAX: Duration = Duration::from_secs(60);
-/// How long after a failure the apiserver is not asked again. The last answer counts meanwhile.
+/// Pause after a failure before the apiserver is asked again. The last answer counts meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long an allowed origin is remembered after its last request, so that its pages can read the
-/// cache while the apiserver is down.
+/// Time for which an allowed origin is remembered after its last request, so that its pages can
+/// read the cache while the apiserver is down.
 const UNUSED_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// The origins that the apiserver was asked about.
@@ -60,7 +60,7 @@ struct Known {
 struct OriginAnswer {
     /// Empty if pages of the origin may not read.
     headers: Arc<HeaderMap>,
-    /// When it is asked again.
+    /// Time at which it is asked again.
     ask_at: Instant,
 }
 
@@ -84,7 +84,7 @@ impl CorsRequest {
     }
 }
 
-/// The origin that a request names.
+/// Returns the origin that a request names.
 pub fn origin_of(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(header::ORIGIN).filter(|origin| !origin.is_empty() && origin.len() <= ORIGIN_BYTES_MAX)
 }
@@ -142,8 +142,8 @@ impl AllowedOrigins {
         }
     }
 
-    /// The headers that let pages of an origin read an answer; none if they may not, or if that is
-    /// not known. Asks upstream if the last answer is too old.
+    /// Returns the headers that let pages of an origin read an answer; none if they may not, or if
+    /// that is not known. Asks upstream if the last answer is too old.
     pub async fn headers(&self, origin: &HeaderValue, asker: Asker) -> Arc<HeaderMap> {
         let Some(answer) = self.known(origin, asker) else { return Arc::default() };
         let mut answer = answer.lock_owned().await;
@@ -152,8 +152,8 @@ impl AllowedOrigins {
         }
         let upstream = self.upstream.clone();
         let origin = origin.clone();
-        // In a task of its own: a client that hangs up at once cannot make each request of its own
-        // one of upstream's.
+        // A task of its own keeps the answer even if the client hangs up at once. Otherwise each
+        // request of such a client could cause one upstream.
         let asked = tokio::spawn(async move {
             match upstream.cross_origin_headers(&origin).await {
                 Ok(headers) => {
@@ -189,7 +189,7 @@ impl AllowedOrigins {
 impl Known {
     /// Whether its answer counts, or may still be of use.
     fn is_needed(&self, now: Instant) -> bool {
-        // Locked while upstream is asked.
+        // The lock is held while upstream is asked.
         let Ok(answer) = self.answer.try_lock() else { return true };
         now < answer.ask_at || (!answer.headers.is_empty() && now < self.used_at + UNUSED_MAX)
     }

@@ -10,7 +10,8 @@ use tokio::sync::Notify;
 
 use super::path::Path;
 
-/// Known until another mode answers the watch. In the extensions of its response.
+/// The registration of a forwarded watch, until another mode answers it. It is in the extensions of
+/// the watch's response.
 #[derive(Clone)]
 pub struct UntilSwitched {
     ended: Arc<Notify>,
@@ -18,7 +19,7 @@ pub struct UntilSwitched {
 }
 
 impl UntilSwitched {
-    /// Makes a forwarded watch known. `None` if modes never change.
+    /// Registers a forwarded watch. `None` if modes never change.
     pub fn new(switches: &Arc<Switches>, path: &Path, caller: Option<Caller>, mode: Mode) -> Option<Self> {
         let by = if mode == Mode::Passthrough { Answerer::ApiserverByMode } else { Answerer::ApiserverWithoutCache };
         let ended = Arc::new(Notify::new());

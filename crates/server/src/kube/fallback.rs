@@ -1,6 +1,6 @@
-//! Who answers a request that the cache does not answer.
+//! The answer to a request that the cache does not answer: upstream's, or a refusal.
 //!
-//! The hazard is a request that upstream must not see: one that it might answer in another sense.
+//! The hazard is a request that upstream must not see, because it might interpret it differently.
 
 use kubefan_access::{Denial, switches::Switched};
 use kubefan_fanout::Patience;
@@ -8,12 +8,12 @@ use kubefan_model::Media;
 
 use super::{feature_gates::CacheOnly, read_error::ReadError, status::Failure};
 
-/// Who answers if the cache does not.
+/// The answer if the cache has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// Upstream.
     Upstream,
-    /// Kubefan, with a refusal: passthrough is off.
+    /// A refusal of kubefan: passthrough is off.
     Off,
     /// The same, because upstream might ignore what the request needs.
     Misread(CacheOnly),
@@ -36,12 +36,13 @@ impl Fallback {
         self == Self::Upstream
     }
 
-    /// How long a read waits for a freshness proof, unless upstream would answer sooner.
+    /// Returns the wait of a read for a freshness proof, unless upstream would answer sooner.
     pub fn patience(self) -> Patience {
         if self.is_upstream() { Patience::Bookmark } else { Patience::NoFallback }
     }
 
-    /// The refusal of a request that the cache does not answer. `None` if upstream answers it.
+    /// Returns the refusal of a request that the cache does not answer. `None` if upstream answers
+    /// it.
     pub fn refusal(self, error: ReadError) -> Option<Refused> {
         let failure = match error {
             ReadError::Final(failure) => return Some(Refused::ByCache(failure)),
@@ -52,15 +53,15 @@ impl Fallback {
         match self {
             Self::Upstream => None,
             Self::Off => Some(Refused::Plain(failure)),
-            // These say that the cache lacks the answer. Others hold for any server, or for a while
-            // only.
+            // With these statuses the cache lacks the answer. Others hold for any server, or for a
+            // while only.
             Self::Misread(needed) if matches!(failure.code(), 404..=406) => Some(lacks(needed, &failure)),
             Self::Misread(_) => Some(Refused::Plain(failure)),
         }
     }
 
-    /// The refusal of a read whose resource the operator has switched to another mode. `None` if
-    /// upstream answers it.
+    /// Returns the refusal of a read whose resource the operator has switched to another mode.
+    /// `None` if upstream answers it.
     pub fn refusal_of_switched(self, switched: Switched) -> Option<Refused> {
         match (self, ReadError::from(Denial::Switched(switched))) {
             (Self::Misread(needed), ReadError::Upstream(failure)) => Some(lacks(needed, &failure)),
@@ -69,7 +70,7 @@ impl Fallback {
     }
 }
 
-/// The refusal of a request for something that only a cache has.
+/// Returns the refusal of a request for something that only a cache has.
 fn lacks(needed: CacheOnly, failure: &Failure) -> Refused {
     Refused::Plain(Failure::bad_request(format!("{needed}: {}", failure.message())))
 }

@@ -1,13 +1,13 @@
 //! Parts of the Kubernetes API that are alpha in the apiserver, by the names of its feature gates.
 //!
-//! kubefan answers them from its caches, whatever the apiserver behind it knows. The hazard is an
-//! apiserver that ignores what it does not know: it would answer a request for a shard with every
+//! kubefan answers them from its caches, whatever the apiserver's version. The hazard is an
+//! apiserver that ignores unknown parameters: it would answer a request for a shard with every
 //! object. So a list or a watch that needs one of these is never forwarded, nor is the deletion of
 //! a shard.
 
 use std::fmt;
 
-/// Which parts are on. All are off by default.
+/// The parts that are on. All are off by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FeatureGates {
     /// `shardSelector` in lists and watches (KEP-5866).
@@ -20,7 +20,7 @@ impl FeatureGates {
     /// Sets a gate, given as `NAME=true` or `NAME=false`.
     ///
     /// # Errors
-    /// What to write instead.
+    /// A text that says what to write instead.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let (name, value) = text.split_once('=').unwrap_or((text, ""));
         let gates = [
@@ -35,7 +35,7 @@ impl FeatureGates {
     }
 }
 
-/// What a request needs that only kubefan can be relied on to do.
+/// The part of a request that only kubefan is sure to honor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheOnly {
     /// Only the objects of a shard.
@@ -45,7 +45,7 @@ pub enum CacheOnly {
 }
 
 impl fmt::Display for CacheOnly {
-    /// What the request has, and the way out if the cache cannot answer it.
+    /// Names the part, and the remedy if the cache cannot answer the request.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ShardSelector => {

@@ -1,10 +1,10 @@
 //! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are
 //! streamed unchanged; only headers that name the client are added.
 //!
-//! The hazard is that kubefan stands where the apiserver stood. So callers never act with kubefan's
-//! credentials by accident (`upstream::passthrough` ensures that), a client certificate, which
-//! cannot be forwarded, is refused and not silently dropped, and no caller can use up the capacity
-//! of all others.
+//! The hazard is that kubefan has taken the place of the apiserver. So callers never act with
+//! kubefan's credentials by accident (`upstream::passthrough` ensures that), a client certificate,
+//! which cannot be forwarded, is refused and not silently dropped, and no caller can use up the
+//! capacity of all others.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -47,14 +47,14 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The answer if kubefan's own kubeconfig points at kubefan.
 const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";
 
-/// What is forwarded.
+/// Options of passthrough.
 #[derive(Debug, Clone)]
 pub struct ForwardOptions {
     /// Whether exec, attach, port-forward and websockets are forwarded.
     pub upgrades: bool,
     /// With kubefan's own credentials, requests must name this machine or one of these.
     pub hosts: AllowedHosts,
-    /// How many requests of one identity are forwarded at a time; `None` for no limit.
+    /// Maximum requests of one identity that are forwarded at a time; `None` for no limit.
     pub per_identity_max: Option<usize>,
 }
 
@@ -72,7 +72,7 @@ const SHORT_PART: usize = 5;
 /// Forwards requests upstream.
 pub struct Forwarder {
     upstream: Passthrough,
-    /// As many places as upstream takes requests, shared among the callers.
+    /// A place for each request that upstream takes at a time, shared among the callers.
     places: Arc<FairPool>,
     /// The places of long requests among them: watches, logs and sessions.
     long_places: Arc<FairPool>,
@@ -269,12 +269,12 @@ struct Places {
     _long: Option<FairPermit>,
 }
 
-/// How many of so many forwarded requests may be long.
+/// Returns the number of long requests among this many forwarded ones.
 pub fn long_requests_max(requests_max: usize) -> usize {
     requests_max - requests_max / SHORT_PART
 }
 
-/// Whether a request lasts as long as its caller likes.
+/// Whether the caller decides how long a request lasts.
 fn is_long(verb: &str, path: &str, headers: &HeaderMap) -> bool {
     hop_by_hop::upgrade(headers).is_some() || request_info::is_long_running(verb, path)
 }
@@ -283,11 +283,11 @@ fn is_long(verb: &str, path: &str, headers: &HeaderMap) -> bool {
 const NO_CREDENTIALS: &str = "kubefan forwarded this request without credentials: clients send none without TLS; serve TLS \
     (--tls-cert-file, --tls-private-key-file), or on your own machine forward as yourself (--access=local-self)";
 
-/// What the client of a request makes of a failure.
+/// The reaction of a request's client to a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     /// client-go retries a watch in silence if its connection is refused, and if the answer is 429.
-    /// Of any other answer it reports an error, and then it lists again.
+    /// For any other answer it reports an error, and then it lists again.
     Watch,
     /// client-go shows no text of a failed discovery, and everything that kubectl does starts with
     /// discovery. It does show warnings.
@@ -309,7 +309,7 @@ impl Need {
     }
 }
 
-/// The answer if there is no response from upstream.
+/// Returns the answer if there is no response from upstream.
 fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body> {
     let (text, failure): (_, fn(String) -> Failure) = match error {
         UpstreamError::Unreachable { .. } => {

@@ -1,9 +1,9 @@
 //! The caller of a forwarded request, as far as kubefan must know it.
 //!
 //! The hazard is a caller with many tokens: a namespace's administrator makes any number of service
-//! accounts, and by its token alone each is a newcomer with a share of its own. So where a place is
-//! kept for long, or where few are left, the share is that of the tenant with the token. Other
-//! requests are forwarded without a review: the apiserver looks at their tokens anyway.
+//! accounts, and by its token alone each is a newcomer with a share of its own. So if a place is
+//! kept for long, or if few are left, the request counts to the share of the token's tenant. Other
+//! requests are forwarded without a review: the apiserver checks their tokens anyway.
 
 use http::request::Parts;
 use kubefan_access::{Denial, user::ANONYMOUS};
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{client_info::ClientInfo, reader::Reader};
 
-/// Finds out who the caller of a request is.
+/// Finds the caller of a request.
 ///
 /// # Errors
-/// Why it is not forwarded.
+/// The reason why the request is not forwarded.
 pub(super) async fn forwarded_caller<C: Catalog>(
     reader: &Reader<C>,
     forwarder: &Forwarder,
@@ -47,7 +47,7 @@ pub(super) async fn forwarded_caller<C: Catalog>(
         Err(denial @ Denial::Busy(_)) => {
             return Err((PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));
         }
-        // There is no review of a token that others could read, and the apiserver may know it.
+        // A token that others could read is not reviewed, and the apiserver may know it.
         Err(Denial::Unauthenticated(_)) if presented.is_exposed && presented.token.is_some() => by_token,
         // Any client can make any number of tokens that no authenticator knows.
         Err(Denial::Unauthenticated(_)) => by_token.of_tenant(ANONYMOUS),

@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub version: ResourceVersion,
     /// The permit to pin them while a list is sent.
     pub permit: Option<GatePermit>,
-    /// The last key of the page before; `None` for all others than later pages.
+    /// The last key of the page before; `None` except for later pages.
     pub last: Option<ObjectKey>,
 }
 

@@ -11,7 +11,8 @@ use super::{
     found_cache::{Found, Snapshot},
 };
 
-/// The answer to a get for the object with this key; `None` if the snapshot does not have it.
+/// Returns the answer to a get for the object with this key; `None` if the snapshot does not have
+/// it.
 pub fn get(found: &Found, snapshot: &Snapshot, key: &ObjectKey, notes: &Notes) -> Option<Response<Body>> {
     let object = snapshot.store.get(key.as_str())?;
     let parser = &found.selected.served.parser;

@@ -6,7 +6,7 @@
 //! from one. `kubectl proxy` uses the same criterion (`--accept-hosts`).
 //!
 //! The second is a request that a page sends without reading the answer, such as the address of an
-//! image. It has no origin, but browsers say where it comes from (`Sec-Fetch-Site`).
+//! image. It has no origin, but browsers name the relation of its site (`Sec-Fetch-Site`).
 
 use http::{HeaderName, Request, header};
 
@@ -20,7 +20,7 @@ use crate::client_info::ClientInfo;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Which requests are refused.
+/// The rules by which requests are refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guard {
     /// The names that requests may name, beside `localhost` and addresses.
@@ -67,7 +67,7 @@ impl Guard {
         host.is_empty() || is_localhost_or_address(host) || self.hosts.allow(host)
     }
 
-    /// Whether pages of an origin may read. Those that kubefan itself seems to have sent may if
+    /// Whether pages of an origin may read. Pages that kubefan itself seems to have sent may if
     /// their host is known, but not on loopback, where every address is this machine's.
     fn is_known_origin(&self, origin: &str, host: &str) -> bool {
         let is_own = || !self.is_loopback && origin.strip_prefix("http://").is_some_and(|own| own == host);
@@ -86,7 +86,7 @@ pub fn is_local<B>(request: &Request<B>, hosts: &AllowedHosts) -> bool {
         || host(request).is_some_and(is_ours) && text(request, &header::ORIGIN).is_none_or(is_our_origin) && is_own_page
 }
 
-/// No browser uses a Unix socket.
+/// Whether a request came over TCP. No browser uses a Unix socket.
 fn is_tcp<B>(request: &Request<B>) -> bool {
     request.extensions().get::<ClientInfo>().is_some_and(|client| client.address.is_some())
 }

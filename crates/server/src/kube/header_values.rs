@@ -2,7 +2,7 @@
 
 use http::HeaderMap;
 
-/// Puts headers of upstream's in place of those with the same names.
+/// Replaces headers by upstream's headers of the same names.
 pub(super) fn put(cross_origin: &HeaderMap, headers: &mut HeaderMap) {
     for (name, value) in cross_origin {
         headers.insert(name, value.clone());

@@ -26,8 +26,8 @@ pub fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// A header that says who the caller is or which way a request came, if `Connection` names it.
-/// Without it the request would be another user's.
+/// Returns a header that says who the caller is or which way a request came, if `Connection` names
+/// it. Without this header the request would be another user's.
 pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
     const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
@@ -36,8 +36,8 @@ pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
     })
 }
 
-/// The protocol that a request wants to upgrade to, if it is one of exec, attach, port-forward or
-/// websocket watches. A server may ignore all others, such as h2c.
+/// Returns the protocol that a request wants to upgrade to, if it is one of exec, attach,
+/// port-forward or websocket watches. A server may ignore all others, such as h2c.
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     if !tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
         return None;

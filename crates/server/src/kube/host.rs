@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use http::{HeaderName, Request, Uri, header};
 
-/// The host that a request names, with its port.
+/// Returns the host that a request names, with its port.
 pub fn host<B>(request: &Request<B>) -> Option<&str> {
     request.uri().authority().map(|authority| authority.as_str()).or(text(request, &header::HOST))
 }
 
-/// A header of a request; empty if it is not visible ASCII.
+/// Returns a header of a request; empty if it is not visible ASCII.
 pub fn text<'a, B>(request: &'a Request<B>, name: &HeaderName) -> Option<&'a str> {
     request.headers().get(name).map(|value| value.to_str().unwrap_or_default())
 }
@@ -19,8 +19,8 @@ pub fn is_loopback(host: &str) -> bool {
     matches!(parse(host), Some(Host::Localhost)) || matches!(parse(host), Some(Host::Address(ip)) if ip.is_loopback())
 }
 
-/// Whether a host is `localhost` or an address. Unlike other names, DNS cannot resolve those to
-/// something else.
+/// Whether a host is `localhost` or an address. Unlike other names, DNS cannot change their
+/// meaning.
 pub fn is_localhost_or_address(host: &str) -> bool {
     parse(host).is_some()
 }
@@ -30,7 +30,7 @@ enum Host {
     Address(IpAddr),
 }
 
-/// `None` for any other name.
+/// Parses a host. `None` for any other name.
 fn parse(host: &str) -> Option<Host> {
     let uri = host.parse::<Uri>().ok()?;
     let name = uri.host()?;

@@ -1,7 +1,7 @@
-//! A read over HTTP, as far as the request itself says it.
+//! A read over HTTP, as parsed from the request alone.
 //!
-//! The hazard is a request that the apiserver reads in another way. What this code does not
-//! understand completely is a problem of the read, and upstream answers it.
+//! The hazard is a request that the apiserver interprets differently. A part that this code does
+//! not understand completely is recorded as a problem of the read, and upstream answers it.
 
 use http::{Method, request::Parts};
 use kubefan_access::{Denial, Read, ReadVerb, authentication::presented::impersonates};
@@ -23,9 +23,9 @@ use super::{
 
 /// A `GET` request for objects.
 pub struct HttpRead<'a> {
-    /// What the path names.
+    /// The path.
     pub path: &'a Path,
-    /// What is read there.
+    /// The operation and its options.
     pub request: ReadRequest,
     /// The selectors.
     pub spec: ReadSpec,
@@ -34,18 +34,18 @@ pub struct HttpRead<'a> {
     pub formats: Vec<Option<Format>>,
     /// Whether a failure can be sent in the encoding that the client prefers.
     pub encodes_failures: bool,
-    /// Why the caches do not answer it, whatever they have.
+    /// The reason why the caches cannot answer it, whatever they contain.
     pub problem: Option<ReadError>,
 }
 
-/// What the reading of a request depends on.
+/// Settings by which a request is parsed.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadSettings {
-    /// Which alpha parts of the Kubernetes API are on.
+    /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
     /// Whether requests are passed through to upstream.
     pub is_passed_through: bool,
-    /// Who answers if the cache does not.
+    /// The answer if the cache has none.
     pub fallback: Fallback,
 }
 
@@ -81,7 +81,7 @@ impl<'a> HttpRead<'a> {
         Ok(())
     }
 
-    /// The same read, to be authorized.
+    /// Returns the same read, to be authorized.
     pub fn to_authorize(&self) -> Read {
         let Path { group, version, resource, namespace, name, is_watch } = self.path.clone();
         let target = Target { group, version, resource, namespace, name, ..Target::default() };
@@ -94,7 +94,7 @@ impl<'a> HttpRead<'a> {
         read.selecting(self.spec.clone())
     }
 
-    /// Checks an upgrade, which only a watch can ask for, and a watch of a single object.
+    /// Checks an upgrade, which only a watch may request, and a watch of a single object.
     fn check(&self, request: &Parts, settings: ReadSettings) -> Result<(), ReadError> {
         let is_watch = matches!(self.request, ReadRequest::Watch(_));
         if hop_by_hop::upgrade(&request.headers).is_some() {
@@ -108,7 +108,7 @@ impl<'a> HttpRead<'a> {
         Ok(())
     }
 
-    /// The formats that the client accepts.
+    /// Negotiates the formats that the client accepts.
     fn negotiate(
         &self,
         request: &Parts,
@@ -143,7 +143,7 @@ fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
     shard.map_err(|error| Failure::bad_request(format!("invalid shard selector: {error}")).into())
 }
 
-/// The failure of a request that is no read of objects.
+/// Returns the failure of a request that is no read of objects.
 fn not_served(request: &Parts, settings: ReadSettings) -> ReadError {
     let off =
         if settings.is_passed_through { "" } else { ", and requests are not forwarded to the apiserver (--access)" };

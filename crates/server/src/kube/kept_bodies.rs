@@ -1,7 +1,7 @@
 //! The memory of the bodies that are kept while they are sent, so that they can be sent again.
 //!
-//! The hazard is a caller that uploads slowly, many times: so this memory is shared fairly, and
-//! without room a body is sent once.
+//! The hazard is a caller with many slow uploads: so this memory is shared fairly, and without room
+//! a body is sent once.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use kubefan_admission::{FairPermit, FairPool, Holder};
 const ALL_KIB: usize = 32 << 10;
 /// The longest body that is kept, in bytes. kube-apiserver takes 3 MiB.
 const BODY_BYTES_MAX: u64 = 4 << 20;
-/// The bytes that are kept of a body of unknown length.
+/// Bytes that are kept of a body of unknown length.
 const OF_UNKNOWN_BYTES: u64 = 64 << 10;
 
 /// The bodies that are kept: a place for each KiB.
 pub(super) struct KeptBodies(Arc<FairPool>);
 
-/// How much of a body may be kept.
+/// The room for a body that may be kept.
 pub(super) struct Kept {
     /// The bytes; 0 if there is no room.
     pub(super) bytes_max: usize,

@@ -1,5 +1,5 @@
-//! The way of the Kubernetes API upstream: for the answers that no cache has, and for the origins
-//! whose pages may read its own.
+//! Requests of the Kubernetes API to upstream: for answers that no cache has, and for the origins
+//! whose pages may read kubefan's own answers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::client_info::ClientInfo;
 
-/// The two ways upstream.
+/// The two kinds of requests to upstream.
 #[derive(Clone, Default)]
 pub struct KubeUpstream {
     /// Forwards requests; `None` if passthrough is off.

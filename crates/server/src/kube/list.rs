@@ -37,7 +37,7 @@ const PAGE_OBJECTS_MIN: usize = 500;
 
 /// The parts that a list is answered from.
 pub struct ListParts {
-    /// What the caller may read.
+    /// The authorized read.
     pub read: Authorized<Read>,
     /// The cache.
     pub found: Found,
@@ -55,7 +55,7 @@ struct Listing {
     store: Store,
     selection: Selection,
     encoder: ListEncoder,
-    /// The last key that was written, or that the previous page ended with.
+    /// The last key that was written, or the last key of the previous page.
     last: Option<ObjectKey>,
     /// The most objects that may still be written.
     left: usize,
@@ -160,8 +160,8 @@ async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&
     }
 }
 
-/// The total length of the first `left` items, in bytes. It inspects every object, so its slices
-/// are short.
+/// Returns the total length of the first `left` items, in bytes. It inspects every object, so its
+/// slices are short.
 async fn items_len(encoder: &ListEncoder, selected: SelectedAfter<'_>, mut left: usize) -> usize {
     let mut sum = 0;
     let add = |object: &Arc<Object>| {
@@ -202,7 +202,7 @@ fn is_cached_upstream(served: &Served) -> bool {
 }
 
 impl Listing {
-    /// The next chunk of the body, and whether it was the last.
+    /// Returns the next chunk of the body, and whether it was the last.
     async fn next(&mut self) -> (Bytes, bool) {
         let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
         let mut is_first = !std::mem::replace(&mut self.started, true);

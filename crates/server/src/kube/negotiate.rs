@@ -23,13 +23,13 @@ pub enum Form {
     Whole(Media),
     /// Their metadata, as PartialObjectMetadata.
     Partial(Media),
-    /// As rows of a Table, in JSON.
+    /// Rows of a Table, in JSON.
     Table,
     /// A form that kubefan cannot make.
     Other,
 }
 
-/// What one clause of an `Accept` header asks for.
+/// The request of one clause of an `Accept` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     /// The form.
@@ -39,8 +39,8 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The format that makes it, if kubefan can. `include`: how much of its object each row of a
-    /// Table has; `None` if that is invalid.
+    /// Returns the format that makes it, if kubefan can. `include` is the part of its object in
+    /// each row of a Table; `None` if that is invalid.
     pub fn format(self, include: Option<IncludeObject>) -> Option<Format> {
         let projection = |projection: Projection| {
             if self.drops_managed_fields { projection.without_managed_fields() } else { projection }
@@ -128,7 +128,7 @@ impl<'a> Clause<'a> {
         ["as", "g", "v"].iter().any(|name| !self.param(name).is_empty())
     }
 
-    /// The form that it asks for; `None` if the apiserver serves no such form.
+    /// Returns the form that it asks for; `None` if the apiserver serves no such form.
     fn form(&self, is_list: bool) -> Option<Form> {
         let media = match (self.kind, self.subtype) {
             ("application", "json" | "*") | ("*", "*") => Media::Json,
@@ -161,7 +161,7 @@ fn is_routed(header: &str) -> bool {
     header.split(',').any(|clause| clause.split(';').next().is_some_and(|media| known.contains(&media.trim())))
 }
 
-/// What an `Accept` header asks for, in the order in which the apiserver considers it.
+/// Returns the requests of an `Accept` header, in the order in which the apiserver considers them.
 /// `reads_drop`: whether the parameter `drop` has a meaning; otherwise it is ignored, as any
 /// unknown one.
 pub fn negotiate(header: &str, is_list: bool, reads_drop: bool) -> Vec<Asked> {
@@ -176,8 +176,8 @@ pub fn negotiate(header: &str, is_list: bool, reads_drop: bool) -> Vec<Asked> {
     clauses(header).iter().filter_map(asked).collect()
 }
 
-/// Whether an `Accept` header takes only what the parameter `drop` describes, so that a server that
-/// ignores it would not do.
+/// Whether an `Accept` header accepts only objects without the fields of its parameter `drop`, so
+/// that a server that ignores `drop` could not answer.
 pub fn insists_on_drop(header: &str, is_list: bool) -> bool {
     match &*negotiate(header, is_list, true) {
         // Another media type, or a field that cannot be dropped.
@@ -186,7 +186,8 @@ pub fn insists_on_drop(header: &str, is_list: bool) -> bool {
     }
 }
 
-/// The clauses in the order in which the apiserver considers them; none if it refuses the header.
+/// Returns the clauses in the order in which the apiserver considers them; none if it refuses the
+/// header.
 fn clauses(header: &str) -> Vec<Clause<'_>> {
     if !is_routed(header) {
         return Vec::new();
@@ -207,9 +208,9 @@ fn clauses(header: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// The encoding of a `Status`, which no clause converts (`responsewriters.ErrorNegotiated` with
-/// `DefaultEndpointRestrictions`); `None` if it is one that kubefan cannot make. That includes the
-/// indented JSON that the apiserver falls back to if every clause converts.
+/// Returns the encoding of a `Status`, which no clause converts (`responsewriters.ErrorNegotiated`
+/// with `DefaultEndpointRestrictions`); `None` if it is one that kubefan cannot make. The same
+/// holds for the indented JSON that the apiserver falls back to if every clause converts.
 pub fn negotiate_failure(header: Option<&str>) -> Option<Media> {
     let clauses = clauses(header.unwrap_or_default());
     if clauses.is_empty() {
@@ -224,7 +225,7 @@ pub fn negotiate_failure(header: Option<&str>) -> Option<Media> {
     forms.flatten()
 }
 
-/// The `Accept` header; empty if there is none, `None` if it is not visible ASCII.
+/// Returns the `Accept` header; empty if there is none, `None` if it is not visible ASCII.
 pub fn accept_header(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::ACCEPT).map_or(Some(""), |value| value.to_str().ok())
 }

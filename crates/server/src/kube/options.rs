@@ -1,6 +1,6 @@
-//! What a request reads: `ListOptions` and `GetOptions` from a query, interpreted and validated as
-//! the apiserver does (`internalversion/validation.ValidateListOptions`, `runtime/conversion.go`;
-//! API concepts page).
+//! The operation of a read: `ListOptions` and `GetOptions` from a query, interpreted and validated
+//! as the apiserver does (`internalversion/validation.ValidateListOptions`,
+//! `runtime/conversion.go`; API concepts page).
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub enum Freshness {
     Exact(ResourceVersion),
 }
 
-/// Where a watch starts.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchStart {
     /// With the state, at least this fresh, as initial events.
@@ -67,17 +67,17 @@ impl ListOptions {
 pub struct WatchOptions {
     /// The selectors.
     pub spec: ReadSpec,
-    /// Where it starts.
+    /// The start.
     pub start: WatchStart,
     /// Whether bookmarks are sent.
     pub bookmarks: bool,
     /// Whether a bookmark marks the end of the initial events.
     pub marks_end: bool,
-    /// How long it lasts; `None` if the server decides.
+    /// The duration; `None` if the server decides.
     pub timeout: Option<Duration>,
 }
 
-/// What a request reads.
+/// The operation of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadRequest {
     /// A single object, with this freshness.
@@ -90,7 +90,7 @@ pub enum ReadRequest {
 }
 
 impl ReadRequest {
-    /// The selectors.
+    /// Returns the selectors.
     pub fn spec(&self) -> ReadSpec {
         match self {
             Self::Get(_) => ReadSpec::default(),
@@ -99,7 +99,8 @@ impl ReadRequest {
     }
 }
 
-/// How much of its object each row of a Table includes; `None` if the value is invalid.
+/// Returns the part of its object that each row of a Table includes; `None` if the value is
+/// invalid.
 pub fn include_object(query: &Query<'_>) -> Option<IncludeObject> {
     IncludeObject::parse(query.first("includeObject").unwrap_or_default())
 }
@@ -288,8 +289,8 @@ impl<'a> Raw<'a> {
         let timeout = match self.timeout_seconds.map(u64::try_from) {
             None | Some(Ok(0)) => None,
             Some(Ok(seconds)) => Some(seconds),
-            // There, its context has expired before the watch begins. What follows depends on the
-            // version, so the apiserver answers.
+            // At the apiserver, the context has expired before the watch begins. Its answer depends
+            // on its version, so upstream answers.
             Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is negative".to_owned())),
         };
         Ok(WatchOptions {
@@ -333,7 +334,7 @@ impl ReadRequest {
     }
 }
 
-/// The freshness that a get demands. Other parameters have no meaning in a get.
+/// Returns the freshness that a get demands. Other parameters have no meaning in a get.
 fn freshness_of_get(query: &Query<'_>) -> Result<Freshness, Failure> {
     query.check()?;
     let first = |name| query.first(name).unwrap_or_default();

@@ -21,10 +21,10 @@ use kubefan_fanout::{CachePosition, Hub};
 
 /// The most snapshots that are retained for paged lists.
 const SNAPSHOTS_MAX: usize = 32;
-/// How long a snapshot is retained after it was last read.
+/// Time for which a snapshot is retained after its last read.
 const SNAPSHOT_IDLE_MAX: Duration = Duration::from_secs(120);
-/// How long a snapshot is retained, however often it is read: it keeps objects that were changed
-/// since. The apiserver's etcd retains them for about as long.
+/// Maximum age of a snapshot, however often it is read: it retains old versions of changed objects.
+/// The apiserver's etcd retains them for about as long.
 const SNAPSHOT_AGE_MAX: Duration = Duration::from_secs(300);
 /// The only version of tokens.
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
@@ -41,7 +41,7 @@ pub struct ContinueToken {
 }
 
 impl ContinueToken {
-    /// The token that continues after `last`, in a snapshot of `version`.
+    /// Returns the token that continues after `last`, in a snapshot of `version`.
     pub fn after(last: &ObjectKey, version: ResourceVersion, namespace: &str, has_slash: bool) -> Self {
         let rv = i64::try_from(version.get()).unwrap_or(-1);
         let slash = if has_slash { "/" } else { "" };
@@ -92,14 +92,14 @@ impl Retained {
 }
 
 impl PageSnapshots {
-    /// The retained snapshots, without the expired ones.
+    /// Returns the retained snapshots, without the expired ones.
     fn live(&self) -> MutexGuard<'_, Vec<Retained>> {
         let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         retained.retain(Retained::is_live);
         retained
     }
 
-    /// The snapshot of a cache at a version, if it is retained.
+    /// Returns the snapshot of a cache at a version, if it is retained.
     pub fn find(&self, hub: &Arc<Hub>, version: i64) -> Option<(Store, ResourceVersion)> {
         let version = ResourceVersion::new(u64::try_from(version).ok()?)?;
         let epoch = hub.position()?.epoch;
@@ -109,8 +109,8 @@ impl PageSnapshots {
         Some((found.store.clone(), version))
     }
 
-    /// Retains a snapshot, for the time that it may be retained if this is the first page of a
-    /// list. If there are too many, the one that was not read for the longest time is dropped.
+    /// Retains a snapshot. The first page of a list starts its age anew. If there are too many, the
+    /// one that was not read for the longest time is dropped.
     pub fn retain(self: &Arc<Self>, hub: &Arc<Hub>, version: ResourceVersion, store: &Store, is_first: bool) {
         let Some(CachePosition { epoch, .. }) = hub.position() else { return };
         let mut live = self.live();
@@ -149,12 +149,12 @@ impl PageSnapshots {
     }
 }
 
-/// A key as tokens contain it: without the namespace if the path names that.
+/// Returns a key as tokens contain it: without the namespace if the path names that.
 fn relative_key<'a>(key: &'a ObjectKey, namespace: &str) -> &'a str {
     if namespace.is_empty() { key.as_str() } else { key.name() }
 }
 
-/// The key after which a token continues. `None` if it does not continue after a key of the
+/// Returns the key after which a token continues. `None` if it does not continue after a key of the
 /// request's path.
 pub fn last_key(token: &ContinueToken, namespace: &str, namespaced: bool) -> Option<ObjectKey> {
     let last = token.start.strip_suffix('\0')?;

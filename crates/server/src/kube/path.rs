@@ -29,7 +29,7 @@ impl Path {
         if path.parts.len() > 2 { None } else { Self::of(&path) }
     }
 
-    /// The object of a path, and its subresource.
+    /// Returns the object of a path, and its subresource.
     pub fn parse_subresource(path: &str) -> Option<(Self, &str)> {
         let path = ApiPath::split(path)?;
         let subresource = path.subresource().filter(|subresource| !subresource.is_empty())?;
@@ -62,7 +62,7 @@ impl Path {
     }
 }
 
-/// Upstream refuses segments that are not names. Escapes are left to it.
+/// Whether a segment is a name. Upstream refuses other segments, and handles escapes.
 fn is_name(segment: &str) -> bool {
     !matches!(segment, "" | "." | "..") && !segment.contains('%')
 }

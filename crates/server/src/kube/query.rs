@@ -9,7 +9,7 @@ use super::status::Failure;
 /// The longest query that is answered, in bytes.
 const QUERY_BYTES_MAX: usize = 64 << 10;
 
-/// The most parameters of a query. Go reads none of a query with more (`urlmaxqueryparams`).
+/// Maximum parameters of a query. Go reads no parameter of a query with more (`urlmaxqueryparams`).
 const PARAMETERS_MAX: usize = 10_000;
 
 /// The parameters of a query, in their order.
@@ -47,13 +47,13 @@ impl<'a> Query<'a> {
         Ok(())
     }
 
-    /// All parameters and their values.
+    /// Returns all parameters and their values.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.pairs.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// The first value of a parameter; if one is given more than once, the apiserver uses the first
-    /// too.
+    /// Returns the first value of a parameter; if one is given more than once, the apiserver uses
+    /// the first too.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.pairs().find(|(known, _)| *known == name).map(|(_, value)| value)
     }

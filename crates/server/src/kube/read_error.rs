@@ -1,4 +1,5 @@
-//! Why a read is not answered from the cache, and who answers it instead, if upstream may.
+//! The reason why a read is not answered from the cache, and the choice between a refusal and
+//! upstream.
 
 use kubefan_access::{
     Mode,
@@ -9,7 +10,7 @@ use kubefan_model::Media;
 
 use super::status::Failure;
 
-/// Why a read is not answered from the cache.
+/// The reason why a read is not answered from the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReadError {
     /// kubefan answers with this failure.
@@ -23,10 +24,10 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The error for a caller that only a certificate names. The request cannot be forwarded with
-    /// it, so kubefan refuses it itself.
+    /// Returns the error for a caller that only a certificate names. The request cannot be
+    /// forwarded with it, so kubefan refuses it itself.
     pub fn denied_by_certificate(denial: Denial) -> Self {
-        // Not about the caller.
+        // An invalid certificate says nothing about the caller.
         let is_invalid = matches!(denial, Denial::Invalid { .. });
         match Self::from(denial) {
             Self::Upstream(failure) if !is_invalid => Self::Unknown(failure),

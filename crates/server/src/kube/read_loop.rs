@@ -1,7 +1,7 @@
-//! Answers a read: asks [`route`] for its way, fetches what the decision needs, and asks again.
+//! Answers a read: asks [`route`] for a decision, fetches the need that it returns, and asks again.
 //!
-//! Nothing is decided here. What is fetched is kept twice: as a fact for the decision, and as the
-//! thing itself for the answer.
+//! This module decides nothing. It keeps each fetched value twice: as a fact for the decision, and
+//! as the value itself for the answer.
 
 use std::sync::Arc;
 
@@ -42,11 +42,11 @@ pub struct ReadContext<'a, C> {
     pub pages: &'a Arc<PageSnapshots>,
     /// The timeouts of watches that name none.
     pub timeouts: &'a DefaultTimeouts,
-    /// Knows the origins whose pages may open a websocket.
+    /// The origins whose pages may open a websocket.
     pub upstream: &'a KubeUpstream,
 }
 
-/// What was fetched for a read.
+/// Values that were fetched for a read.
 #[derive(Default)]
 struct Fetched {
     read: Option<Authorized<Read>>,
@@ -57,7 +57,7 @@ struct Fetched {
     subscribed: Option<(Subscription, WatchStream)>,
 }
 
-/// A step found that what it builds on was not fetched: a mistake in the rules of [`route`].
+/// A step's input was not fetched: a mistake in the rules of [`route`].
 #[derive(Debug)]
 struct NotFetched;
 
@@ -97,7 +97,8 @@ pub struct ReadLoop<'a, C> {
 }
 
 impl<'a, C: Catalog> ReadLoop<'a, C> {
-    /// A read that has just arrived. A watch wakes `stream_waker` when it has something to send.
+    /// Creates a read that has just arrived. A watch wakes `stream_waker` when it has something to
+    /// send.
     pub fn new(
         context: ReadContext<'a, C>,
         request: &'a Parts,
@@ -164,7 +165,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         self.facts.verdict = Some(verdict);
     }
 
-    /// Takes a place, before the read waits for its cache. Which caches exist is looked up only
+    /// Takes a place, before the read waits for its cache. The existing caches are looked up only
     /// now: others may have started them meanwhile.
     fn admit(&mut self) -> Result<(), NotFetched> {
         let reads = self.context.reads;
@@ -319,7 +320,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         Ok(())
     }
 
-    /// The answer from the cache, with the warnings of upstream.
+    /// Returns the answer from the cache, with the warnings of upstream.
     async fn answer(&mut self) -> Result<Answer, NotFetched> {
         let notes = notes_of(self.request);
         let Fetched { read, place, found, snapshot, subscribed, .. } = std::mem::take(&mut self.fetched);
@@ -350,7 +351,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         Ok(Answer::Response(response))
     }
 
-    /// A refusal. One that a cache has decided gets the warnings of upstream, too.
+    /// Returns a refusal. A refusal that a cache has decided gets the warnings of upstream, too.
     fn refuse(&self, refused: &Refused) -> Answer {
         let mut response = refusal(&self.request.headers, refused);
         if let (Refused::ByCache(_) | Refused::Event(..), Some(found)) = (refused, &self.fetched.found) {

@@ -22,19 +22,19 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
-/// How long a request may take to arrive once the drain has started.
+/// Time for a request to arrive once the drain has started.
 const DRAIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A body that fails if it has not arrived in time.
 pub struct RequestBody {
     body: Body,
-    /// Ends when the body is too late; `None` if it has arrived.
+    /// Completes when the body is too late; `None` if it has arrived.
     too_late: Option<BoxFuture<'static, ()>>,
     is_cut_off: Arc<AtomicBool>,
 }
 
 impl RequestBody {
-    /// A body that must arrive soon after `drain` is cancelled.
+    /// Creates a body that must arrive soon after `drain` is cancelled.
     pub fn new(body: Body, drain: &CancellationToken) -> Self {
         let drain = drain.clone();
         let too_late = async move {
@@ -45,7 +45,7 @@ impl RequestBody {
         Self { body, too_late, is_cut_off: Arc::default() }
     }
 
-    /// Becomes true when the body is cut off.
+    /// Returns a flag that turns true when the body is cut off.
     pub fn is_cut_off(&self) -> Arc<AtomicBool> {
         self.is_cut_off.clone()
     }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::client_info::ClientInfo;
 
-/// What a request asks for.
+/// The parsed parts of a request.
 pub struct RequestInfo<'a> {
     /// `None` if the path names nothing that can be cached.
     pub path: Option<Path>,
@@ -45,7 +45,7 @@ fn is_watch(path: &Path, query: &Query<'_>) -> bool {
     path.is_watch || (path.name.is_empty() && query.first("watch").is_some_and(is_true))
 }
 
-/// The verb of a request that is no upgrade; `other` for unknown methods.
+/// Returns the verb of a request that is no upgrade; `other` for unknown methods.
 pub fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static str {
     let is_collection = path.is_some_and(|path| path.name.is_empty());
     match *method {
@@ -61,26 +61,26 @@ pub fn verb(method: &Method, path: Option<&Path>, is_watch: bool) -> &'static st
     }
 }
 
-/// Whether a request lasts as long as its caller likes (`BasicLongRunningRequestCheck`, as
+/// Whether the caller decides how long a request lasts (`BasicLongRunningRequestCheck`, as
 /// kube-apiserver configures it).
 pub fn is_long_running(verb: &str, path: &str) -> bool {
     matches!(verb, "watch" | "connect")
         || matches!(subresource(path), Some("attach" | "exec" | "log" | "portforward" | "proxy"))
 }
 
-/// The path segment after the name of an object.
+/// Returns the path segment after the name of an object.
 pub fn subresource(path: &str) -> Option<&str> {
     let path = ApiPath::split(path)?;
     // A deprecated verb.
     path.verb.filter(|verb| *verb == "proxy").or_else(|| path.subresource())
 }
 
-/// The notes for the record of a request; nothing is noted if it has none.
+/// Returns the notes for the record of a request; nothing is noted if it has none.
 pub fn notes_of(request: &Parts) -> Notes {
     request.extensions.get::<Notes>().cloned().unwrap_or_default()
 }
 
-/// The client that sent a request.
+/// Returns the client that sent a request.
 pub fn client_of(request: &Parts) -> ClientInfo {
     request.extensions.get().cloned().unwrap_or_default()
 }

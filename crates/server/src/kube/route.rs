@@ -29,7 +29,7 @@ use super::{
 };
 use crate::reader::NotReached;
 
-/// How a request is answered.
+/// The way in which a request is answered.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Route {
     /// From the cache.
@@ -38,7 +38,7 @@ pub enum Route {
     Forward,
     /// By kubefan, with a refusal.
     Refuse(Refused),
-    /// That is not known before this is fetched.
+    /// Not known before this is fetched.
     Needs(Need),
 }
 
@@ -77,16 +77,16 @@ pub enum Need {
     Subscription,
 }
 
-/// How a cache is to be proved fresh.
+/// The proof of freshness that a read needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// How long the read waits for it.
+    /// Wait of the read for the proof.
     pub patience: Patience,
     /// Whether upstream may list the metadata of the selected objects for it.
     pub lists: bool,
 }
 
-/// Why a read is not answered from the cache yet.
+/// The reason why a read is not answered from the cache yet.
 enum Unanswered {
     Needs(Need),
     Because(ReadError),
@@ -122,7 +122,7 @@ pub fn route(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Route {
 fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
     let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, &read.spec);
-    // Kubefan asks nothing about the caller of a read that upstream answers in any case.
+    // The caller of a read that upstream answers in any case is not reviewed.
     if has_upstream {
         check_coverage()?;
         // Upstream finds one object sooner than a freshness proof could arrive.
@@ -134,7 +134,8 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
         return Err(problem.clone().into());
     }
     facts.verdict.as_ref().ok_or(Need::Verdict)?.clone().map_err(ReadError::from)?;
-    // Only now: the refusal says what is cached. A single object is served if it is.
+    // Refused only now: the refusal shows whether the resource is cached. A single object is served
+    // if it is cached.
     if !has_upstream && !matches!(read.request, ReadRequest::Get(_)) {
         check_coverage()?;
     }
@@ -147,8 +148,8 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
     }
 }
 
-/// The cache in the first of the formats. If upstream does not answer, in the first format that can
-/// be made here.
+/// Returns the cache in the first of the formats. If upstream does not answer, in the first format
+/// that can be made here.
 fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
     let mut reported = None;
     for format in 0..read.formats.len() {
@@ -162,7 +163,7 @@ fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a Found
     Err(ReadError::Upstream(reported.unwrap_or_else(negotiate::not_acceptable)).into())
 }
 
-/// The cache in one format.
+/// Returns the cache in one format.
 fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
     let resource = &read.path.resource;
@@ -209,7 +210,7 @@ fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -
         Some(refusal) => return Err(refusal.clone().into()),
         None => {}
     }
-    // No object has this path.
+    // An object of a namespaced resource has no such path.
     if found.namespaced && read.path.namespace.is_empty() && !read.path.name.is_empty() {
         return not_served("the resource is namespaced".to_owned());
     }
@@ -286,7 +287,7 @@ fn list(
     }
 }
 
-/// The proof that a consistent list waits for.
+/// Returns the proof that a consistent list waits for.
 fn proof_of_list(
     options: &ListOptions,
     read: &HttpRead<'_>,
@@ -306,7 +307,7 @@ fn proof_of_list(
     let lists = match options.limit {
         // Upstream answers a small list of some objects about as soon as one of metadata.
         None => is_whole || patience > Patience::AtOnce,
-        // The state that later pages are served must be proved as a whole.
+        // The state must be proved as a whole, because later pages are served from it.
         Some(limit) => is_whole && limit >= found.objects.unwrap_or_default(),
     };
     Ok(Proof { patience, lists })
@@ -363,9 +364,9 @@ fn fresh(
     }
 }
 
-/// Of the failures of two formats, the one to report if no format can be made: the first, unless
-/// only the other one says that a retry may help. A resource that is still syncing as JSON must not
-/// look as if it did not exist, only because it is never cached as protobuf.
+/// Returns the failure to report if neither of two formats can be made: the first, unless only the
+/// other one says that a retry may help. A resource that is still syncing as JSON must not look as
+/// if it did not exist, only because it is never cached as protobuf.
 fn more_helpful(known: Option<Failure>, other: Failure) -> Failure {
     let is_temporary = |failure: &Failure| matches!(failure.code(), 429 | 503 | 504);
     match known {

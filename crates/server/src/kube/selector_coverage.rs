@@ -1,4 +1,4 @@
-//! Caches that are narrowed by `--upstream-field-selector`: which requests they can answer.
+//! The requests that caches can answer if `--upstream-field-selector` narrows them.
 //!
 //! The hazard is a list that silently lacks objects, and a 404 for an object that exists. So a
 //! narrowed cache answers only requests for objects that its selector covers.
@@ -24,7 +24,7 @@ pub fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Resul
     ))))
 }
 
-/// The answer to a get for an object that is not in the cache.
+/// Returns the answer to a get for an object that is not in the cache.
 pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
     if covers(narrowed_by, path, &ReadSpec::default()) {
         return Failure::no_object(gvr, &path.name);

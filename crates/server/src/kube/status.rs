@@ -14,10 +14,10 @@ use serde::Serialize;
 
 use kubefan_audit::NotRecorded;
 
-/// How long clients wait before they retry, in seconds.
+/// Wait of clients before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// Why a field of the request is invalid.
+/// The reason why a field of the request is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cause {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -62,7 +62,7 @@ struct ListMeta {
     continues: String,
 }
 
-/// In the extensions of a response: why the request failed.
+/// The reason why a request failed, in the extensions of its response.
 #[derive(Debug, Clone)]
 pub struct Refused {
     /// The reason of the `Status`.
@@ -235,17 +235,17 @@ impl Failure {
         self.with(Details { retry_after_seconds: Some(RETRY_AFTER_SECONDS), ..Details::default() })
     }
 
-    /// The status code.
+    /// Returns the status code.
     pub fn code(&self) -> u16 {
         self.code
     }
 
-    /// What is wrong, and what to do.
+    /// Returns the text that says what is wrong, and what to do.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The body, in an encoding.
+    /// Returns the body, in an encoding.
     fn body(&self, media: Media) -> Bytes {
         match media {
             Media::Json | Media::Table => (self.json() + "\n").into(),
@@ -253,13 +253,13 @@ impl Failure {
         }
     }
 
-    /// The JSON body, without a line feed.
+    /// Returns the JSON body, without a line feed.
     pub fn json(&self) -> String {
         // Strings and numbers: this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The response to the request, in an encoding.
+    /// Returns the response to the request, in an encoding.
     pub fn response<B: From<Bytes>>(&self, media: Media) -> Response<B> {
         let mut response = Response::new(B::from(self.body(media)));
         *response.status_mut() = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -273,7 +273,7 @@ impl Failure {
         response
     }
 
-    /// The ERROR event of a watch, in an encoding.
+    /// Returns the ERROR event of a watch, in an encoding.
     pub fn event(&self, media: Media) -> Bytes {
         match media {
             Media::Json | Media::Table => error_event(media, self.json().as_bytes()),
@@ -343,8 +343,8 @@ impl From<&Refusal> for Failure {
     }
 }
 
-/// The error that a watch reports before it ends. `None` if it ends silently; then its client
-/// resumes.
+/// Returns the error that a watch reports before it ends. `None` if it ends silently; then its
+/// client resumes.
 pub fn watch_error(end: &StreamEnd) -> Option<Failure> {
     match end {
         StreamEnd::Expired(expired) => Some(Failure::watch_expired(expired)),

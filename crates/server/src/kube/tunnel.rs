@@ -10,8 +10,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
-/// What an HTTP/1.1 connection does after an upgrade. Requests on connections that can be upgraded
-/// carry it in their extensions, and so do forwarded responses that upgrade one.
+/// The work of an HTTP/1.1 connection after an upgrade. Requests on connections that can be
+/// upgraded carry it in their extensions, and so do forwarded responses that upgrade one.
 #[derive(Clone, Default)]
 pub struct Tunnel(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
 
@@ -32,12 +32,12 @@ impl Tunnel {
         self.set(copying);
     }
 
-    /// Sets what the connection does after the upgrade.
+    /// Sets the work of the connection after the upgrade.
     pub fn set(&self, next: BoxFuture<'static, ()>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
     }
 
-    /// Ends what the connection does after the upgrade, when `end` completes.
+    /// Ends the work of the connection after the upgrade when `end` completes.
     pub fn end_when(&self, end: impl Future<Output = ()> + Send + 'static) {
         let Some(next) = self.take() else { return };
         self.set(Box::pin(async move {
@@ -48,7 +48,7 @@ impl Tunnel {
         }));
     }
 
-    /// Takes what the connection does after the upgrade, if it was upgraded.
+    /// Takes the work of the connection after the upgrade, if it was upgraded.
     pub fn take(&self) -> Option<BoxFuture<'static, ()>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,4 +1,4 @@
-//! Watches over HTTP: where a watch starts, and how long it lasts.
+//! Watches over HTTP: their start and their duration.
 
 use std::{
     sync::{
@@ -40,7 +40,7 @@ pub struct DefaultTimeouts {
 }
 
 impl DefaultTimeouts {
-    /// The timeout of the next watch.
+    /// Returns the timeout of the next watch.
     fn next(&self) -> Duration {
         TIMEOUT_MIN.mul_f64(1.0 + spread(self.watches.fetch_add(1, Ordering::Relaxed).into()))
     }
@@ -48,7 +48,7 @@ impl DefaultTimeouts {
 
 /// The parts that a watch is opened with.
 pub struct WatchParts {
-    /// What the caller may read.
+    /// The authorized read.
     pub read: Authorized<Read>,
     /// The cache.
     pub served: Served,
@@ -62,11 +62,11 @@ pub struct WatchParts {
     pub stream: WatchStream,
 }
 
-/// The stream of a watch, for those that end it.
+/// The stream of a watch, for the parts that may end it.
 pub struct WatchStream {
-    /// For the right of its caller.
+    /// Ends with the right of its caller.
     pub of_lease: OfStream,
-    /// For operators.
+    /// Ends on request of operators.
     pub of_registered: OfStream,
 }
 
@@ -95,13 +95,13 @@ pub fn open<C: Catalog>(
     }))
 }
 
-/// Where the subscription of a watch starts.
+/// Returns the start of the subscription of a watch.
 ///
 /// # Errors
-/// Why there is no state to start with.
+/// The reason why there is no state to start with.
 pub fn start(start: WatchStart, hub: &Hub, fresh: &Fresh) -> Result<Start, Refusal> {
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
-    // silent until it gets there.
+    // silent until its cache reaches the version.
     Ok(match start {
         WatchStart::State(_) => Start::Snapshot,
         WatchStart::Now(_) => Start::Await(hub.snapshot_of(fresh)?.1),

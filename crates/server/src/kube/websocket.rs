@@ -2,9 +2,9 @@
 //! golang.org/x/net/websocket).
 //!
 //! The hazard is a browser: unlike other answers, web pages may read websockets of any host. So an
-//! `Origin` is required, as the apiserver does. It must be of the requested host, of this machine,
-//! or one whose pages may read all else, which the apiserver does not check. Messages of the client
-//! are read within small limits, for pings and the close, and discarded.
+//! `Origin` is required, as the apiserver does. It must be the requested host, this machine, or an
+//! origin whose pages may read other answers; the apiserver does not check this. Messages of the
+//! client are read within small limits, for the sake of pings and the close, and discarded.
 
 use std::{iter, time::Duration};
 
@@ -41,7 +41,7 @@ const INCOMING_BYTES_MAX: usize = 64 << 10;
 const READ_BUFFER_BYTES: usize = 4 << 10;
 /// The write buffer of a websocket, in bytes.
 const WRITE_BUFFER_BYTES: usize = 16 << 10;
-/// How long the client may take to confirm the close.
+/// Time for the client to confirm the close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The only version of the protocol.
 const VERSION: &str = "13";
@@ -80,9 +80,9 @@ impl Socket {
         Ok(Some(Self { tunnel, upgrade, accept, protocol }))
     }
 
-    /// The response that switches protocols. After it, each event of the body of `response` is sent
-    /// as a message. The websocket ends with the body, on a drain, and if a message cannot be
-    /// written in `stall_timeout`.
+    /// Returns the response that switches protocols. After it, each event of the body of `response`
+    /// is sent as a message. The websocket ends with the body, on a drain, and if a message cannot
+    /// be written in `stall_timeout`.
     pub fn upgrade(
         self,
         response: Response<Body>,
@@ -128,7 +128,7 @@ impl Socket {
     }
 }
 
-/// The protocols that a request names, without the one that contains a token.
+/// Returns the protocols that a request names, without the one that contains a token.
 fn protocols(headers: &HeaderMap) -> Vec<&str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(',')).map(str::trim);
@@ -200,9 +200,9 @@ async fn send<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The events of a chunk, which contains whole events only. A JSON line becomes a text message,
-/// with its line feed, as the apiserver sends it. A protobuf event becomes a binary message,
-/// without its length prefix. `None` for an invalid event.
+/// Returns the events of a chunk, which contains whole events only. A JSON line becomes a text
+/// message, with its line feed, as the apiserver sends it. A protobuf event becomes a binary
+/// message, without its length prefix. `None` for an invalid event.
 fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Message>> {
     iter::from_fn(move || {
         if chunk.is_empty() {
@@ -226,7 +226,7 @@ fn messages(mut chunk: Bytes, media: Media) -> impl Iterator<Item = Option<Messa
     })
 }
 
-/// The close code for an error of the client.
+/// Returns the close code for an error of the client.
 fn code_of(error: &Error) -> Option<CloseCode> {
     match error {
         Error::Protocol(_) => Some(CloseCode::Protocol),

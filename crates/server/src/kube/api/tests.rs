@@ -1,4 +1,4 @@
-//! Tests of who answers a request, each with passthrough and without.
+//! Tests of the server that answers a request, each with passthrough and without.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ enum World {
     Unheld,
     /// The first list is not complete.
     Syncing,
-    /// As `Current`, but all places are taken.
+    /// The same as `Current`, but all places are taken.
     Busy,
 }
 use World::*;
@@ -59,7 +59,7 @@ fn forwarder() -> Arc<Forwarder> {
     Arc::new(Forwarder::new(upstream, options, 1, Arc::new(Metrics::new(Registry::new()).unwrap())))
 }
 
-/// Who answers, and with which status.
+/// Returns the server that answers, and the status.
 async fn answered(world: World, request: Request<Body>, options: KubeApiOptions, is_passed_through: bool) -> String {
     let catalog = OneCache::new();
     if !matches!(world, Syncing) {

@@ -1,4 +1,4 @@
-//! Tests of what becomes of a forwarded request that has no answer.
+//! Tests of forwarded requests that get no answer.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -15,8 +15,8 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 
-/// A way to a server that closes every connection before it has processed a request, and the
-/// number of requests that were sent to it.
+/// Returns a passthrough to a server that closes every connection before it has processed a
+/// request, and the number of requests that were sent to it.
 fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();

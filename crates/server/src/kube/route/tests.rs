@@ -77,7 +77,8 @@ fn format(media: Media) -> Option<Format> {
     Some(Format::http(media, Projection::default()))
 }
 
-/// A read of JSON, and the facts when everything was fetched: a cache of one object at version 430.
+/// Returns a read of JSON, and the facts when everything was fetched: a cache of one object at
+/// version 430.
 fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     let path: &'static Path = Box::leak(Box::new(Path::parse(path).unwrap()));
@@ -125,8 +126,8 @@ fn text(route: Route) -> String {
     }
 }
 
-/// A rule, a request that it is about, how the facts differ from those when everything was fetched,
-/// and the routes with and without upstream.
+/// A rule, a request that it concerns, the change from the facts when everything was fetched, and
+/// the routes with and without upstream.
 type Row = (&'static str, &'static str, fn(&mut Read, &mut Facts), [&'static str; 2]);
 
 fn check(rows: &[Row]) {
