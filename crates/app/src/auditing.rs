@@ -20,14 +20,14 @@ pub(super) struct Audit {
     pub(super) log: AuditLog,
     /// Writes them.
     pub(super) writer: Option<AuditWriter>,
-    /// Has the file opened again.
+    /// Requests to open the file again.
     pub(super) reopen: Option<Reopen>,
 }
 
 /// Opens the log and starts its writer. `clock` is the wall clock, and `seed` must be random.
 ///
 /// # Errors
-/// The file cannot be opened.
+/// If the file cannot be opened.
 pub(super) fn start(
     config: &AuditConfig,
     clock: fn() -> SystemTime,

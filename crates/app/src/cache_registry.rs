@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use super::component::Shared;
 use crate::config::{CacheCompression, ConsistentReads, FormConfig, WatchListMode};
 
-/// The caches of the configured resources, before there are any.
+/// The caches of the configured resources, before they are built.
 pub(super) struct Caches {
     /// The server of their lists and watches.
     pub(super) source: Source,

@@ -1,4 +1,4 @@
-//! Who may read what, by the configuration.
+//! Authentication and authorization of callers, by the configuration.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,11 +22,11 @@ use crate::config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig}
 /// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
 /// as many.
 const REVIEWS_IN_FLIGHT_MAX: usize = 100;
-/// How long a review waits for its turn.
+/// Maximum wait of a review for its turn.
 const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The CAs whose certificates name callers: those of the file, or else those that will be read from
-/// the cluster. `None` if certificates name no callers. `clock` is the wall clock.
+/// Returns the CAs whose certificates name callers: those of the file, or else those that will be
+/// read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
 pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
     let CallerConfig { mode, client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
     if *mode == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
@@ -40,7 +40,7 @@ pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Ar
     }
 }
 
-/// The decisions about callers, before any is made.
+/// The decisions about callers, before they are built.
 pub(super) struct Callers {
     /// The CAs of their certificates. `None` if certificates name no callers.
     pub(super) client_cas: Option<Arc<TrustedCas>>,
@@ -50,15 +50,15 @@ pub(super) struct Callers {
 
 /// The decisions about callers.
 pub(super) struct CallersHandle {
-    /// Decides who may read what.
+    /// Decides about each read.
     pub(super) access: Arc<AccessControl>,
     /// The reads that the caches answer.
     pub(super) switches: Arc<Switches>,
 }
 
 impl Callers {
-    /// Starts to decide. The caches of `registry` show whether the objects exist that tokens are
-    /// bound to.
+    /// Starts the decisions. The caches of `registry` show whether the objects that tokens are
+    /// bound to exist.
     pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) -> CallersHandle {
         let Self { client_cas, modes_change } = self;
         if let Some(cas) = client_cas.clone().filter(|cas| !cas.is_of_file()) {
@@ -116,8 +116,8 @@ fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exis
     }
 }
 
-/// Who sees the details that the admin port shows: every client where every caller may read
-/// everything, and where only kubefan's own user reaches the port.
+/// Returns the clients that see the details of the admin port: every client, if every caller may
+/// read everything or if only kubefan's own user reaches the port.
 pub(super) fn admin_details(config: &ServeConfig) -> Details {
     let ServeConfig { callers, serving, .. } = config;
     let is_owners = matches!(serving.admin_listen, ListenAddress::Unix(_)) && serving.listen_mode.is_owners();
@@ -128,7 +128,7 @@ pub(super) fn admin_details(config: &ServeConfig) -> Details {
     }
 }
 
-/// Who sees and changes what over the admin port.
+/// Returns the access to the admin port.
 pub(super) fn admin_access(config: &ServeConfig, access: &Arc<AccessControl>) -> AdminAccess {
     let guard = server_options::guard(config, &config.serving.admin_listen);
     AdminAccess::new(admin_details(config), access.clone(), guard)

@@ -1,9 +1,9 @@
-//! What the components of this program share.
+//! The parts that the components of this program share.
 //!
-//! A component is a struct of what only it needs. Its `build` takes [`Shared`] and the handles of
-//! the components that it uses, starts its tasks and returns a handle. So the order of the
-//! components in [`App::serve`](super::App::serve) follows from what they use, and the compiler
-//! checks it. How they stop is in [`ending`](super::ending).
+//! A component is a struct of the parts that only it needs. Its `build` takes [`Shared`] and the
+//! handles of the components that it uses, starts its tasks and returns a handle. So the order of
+//! the components in [`App::serve`](super::App::serve) follows from their dependencies, and the
+//! compiler checks it. [`ending`](super::ending) stops them.
 
 use std::{future::Future, sync::Arc};
 
@@ -13,7 +13,7 @@ use kubefan_upstream::Upstream;
 use super::ending::Stops;
 use crate::config::ServeConfig;
 
-/// What every component may use.
+/// The parts that every component may use.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     /// The configuration at the start.

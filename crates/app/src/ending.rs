@@ -2,7 +2,7 @@
 //!
 //! The hazard is a failure of one port that cuts the streams of another: their clients would see a
 //! broken connection, and all of them would connect again at once. So every end drains the data
-//! port. What stops after that is one list, in order ([`ShutdownSteps`]).
+//! port. The waits after that are one list, in order ([`ShutdownSteps`]).
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ pub(super) type ServerTask = JoinHandle<Result<(), String>>;
 /// have ended, or `drain_timeout` has passed.
 ///
 /// # Errors
-/// The port that has failed.
+/// The failure of a port.
 pub(super) async fn until_drained(
     shutdown: impl Future<Output = ()> + Send,
     data: &mut ServerTask,
@@ -68,7 +68,8 @@ pub(super) async fn until_drained(
 /// The signals that end the tasks of all components. Dropping it gives both.
 #[derive(Default)]
 pub(super) struct Stops {
-    /// The end of the streams and of what moves them. The data port ends with the last of them.
+    /// The end of the streams and of the rebalancing that moves them. The data port ends with the
+    /// last of them.
     pub(super) drain: CancellationToken,
     /// The end of everything else, after the drain.
     pub(super) stop: CancellationToken,
@@ -81,7 +82,7 @@ impl Drop for Stops {
     }
 }
 
-/// What is waited for after the drain, in this order.
+/// The waits after the drain, in this order.
 #[derive(Default)]
 pub(super) struct ShutdownSteps(Vec<ShutdownStep>);
 
@@ -100,7 +101,7 @@ impl ShutdownSteps {
         self
     }
 
-    /// Adds a step that is left behind after a time.
+    /// Adds a step whose wait ends after `limit`.
     pub(super) fn then_within(
         mut self,
         limit: Duration,

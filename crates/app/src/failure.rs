@@ -1,4 +1,4 @@
-//! Why kubefan cannot run, and how the failures of servers are reported.
+//! The errors for which kubefan cannot run, and the reports of failed servers.
 
 use std::{io, path::PathBuf};
 
@@ -9,7 +9,7 @@ use kubefan_upstream::{UpstreamError, settings::SettingsError};
 
 use kubefan_server::transport::{certificate::TlsError, listen::BindError};
 
-/// Why kubefan cannot run.
+/// The error for which kubefan cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
     /// The settings for the apiserver (kubeconfig or service account) cannot be read.
@@ -38,7 +38,7 @@ pub enum AppError {
     Audit {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         error: io::Error,
     },
     /// A server failed.
@@ -60,7 +60,7 @@ pub enum AppError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// Why a server that should run for as long as kubefan has ended.
+/// Returns the error for a server that has ended although it should run for as long as kubefan.
 pub(super) fn server_error(what: &'static str, result: Result<Result<(), String>, tokio::task::JoinError>) -> AppError {
     let message = match result {
         Ok(Ok(())) => "it ended without an error".to_owned(),
@@ -70,7 +70,7 @@ pub(super) fn server_error(what: &'static str, result: Result<Result<(), String>
     AppError::Server { what, message }
 }
 
-/// An error with its causes, because many libraries omit them from their own text.
+/// Returns an error with its causes, because many libraries omit them from their own text.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     std::iter::once(error).chain(causes).map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -5,10 +5,10 @@
 //! |---|---|
 //! | `ServingCertificate` | the certificate, kept valid |
 //! | `Caches` | the registry of all caches, and the task of the informers |
-//! | `Callers` | who may read what, and the modes in force |
+//! | `Callers` | the decisions about reads, and the modes in force |
 //! | `DataPort` | the server, and its task |
 //! | `AdminPort` | its task |
-//! | `Rebalancing` | what peers may ask about the load |
+//! | `Rebalancing` | the load that peers may query |
 //! | `PeerPort`, `LiveSettings`, `Memory` | none: they run until kubefan stops |
 
 mod auditing;
@@ -83,7 +83,7 @@ use crate::config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSet
 /// kubefan's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long the tasks that were cancelled may take to end: short, because they end at once.
+/// Time for the cancelled tasks to end: short, because they end at once.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A kubefan whose ports are bound, but which does not serve yet.
@@ -127,7 +127,7 @@ pub async fn run(
         bound = App::bind(config) => bound?,
         () = &mut shutdown => return Ok(()),
     };
-    // Only now: a start that fails prints one line.
+    // Logged only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
@@ -205,7 +205,7 @@ impl App {
         Self::bind_with(upstream.clone(), Source::apiserver(upstream), None, config).await
     }
 
-    /// `source` is where the caches list and watch.
+    /// Binds all ports. Caches list and watch at `source`.
     async fn bind_with(
         upstream: Upstream,
         source: Source,
@@ -282,18 +282,18 @@ impl App {
         })
     }
 
-    /// The metrics that `/metrics` serves.
+    /// Returns the metrics that `/metrics` serves.
     pub fn metrics(&self) -> &PrometheusRegistry {
         self.metrics.registry()
     }
 
-    /// The addresses of the data port and the admin port.
+    /// Returns the addresses of the data port and the admin port.
     pub fn bound(&self) -> Result<(Bound, Bound), AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
         Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
     }
 
-    /// The address of the port for peers. `None` if there is none.
+    /// Returns the address of the port for peers. `None` if there is none.
     pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
         self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
@@ -304,14 +304,14 @@ impl App {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, source, metrics, tls, certificate, audit: Audit { log, writer, .. }, .. } = self;
-        // However this returns, dropping it stops everything that was started.
+        // Its drop stops all tasks, on every return.
         let stops = Stops::default();
         let shared = Shared { config: &config, upstream: &upstream, metrics: &metrics, stops: &stops };
         let log = log.with_traces(self.traces);
         // The writer ends with the last copy of the log.
         let peer_log = self.peer.is_some().then(|| log.clone());
         let memory = Memory::new(&config);
-        // First, because a warm start needs it.
+        // The certificate first, because a warm start needs it.
         if let Some(certificate) = &certificate {
             certificate.keep(shared);
         }

@@ -1,5 +1,5 @@
-//! Applies the settings that a running kubefan takes over (`config::reload::LIVE`). Nothing here
-//! can fail: what could be wrong was checked before.
+//! Applies the settings that may change while kubefan runs (`config::reload::LIVE`). This cannot
+//! fail, because the settings were validated before.
 
 use std::sync::Arc;
 
@@ -39,13 +39,13 @@ impl LiveSettings {
     }
 }
 
-/// A function of the configurations before and after a change, which applies the change.
+/// Returns a function that applies a change, given the configurations before and after it.
 fn apply(
     switches: Arc<Switches>,
     registry: Arc<Registry>,
     reader: Arc<Reader<CacheCatalog>>,
 ) -> impl FnMut(&ServeConfig, &ServeConfig) {
-    // Dropping it ends what is left of the change before.
+    // Its drop ends the rest of the previous change.
     let mut _ending = None;
     move |before, after| {
         reader.set_places(server_options::subscribers_max(after), server_options::reads_max(after));

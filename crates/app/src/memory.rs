@@ -16,12 +16,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The budget of the configuration, or else of the control group.
+    /// Takes the budget from the configuration, or else from the control group.
     pub(super) fn new(config: &ServeConfig) -> Self {
         Self { budget: MemoryBudget::new(given(config)) }
     }
 
-    /// The budget, in bytes.
+    /// Returns the budget, in bytes.
     pub(super) fn bytes_max(&self) -> Option<usize> {
         self.budget.as_ref().map(|budget| budget.bytes_max)
     }
@@ -35,7 +35,7 @@ impl Memory {
     }
 }
 
-/// The budget that the configuration gives, in bytes.
+/// Returns the budget that the configuration gives, in bytes.
 pub(super) fn given(config: &ServeConfig) -> Option<usize> {
     config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
 }

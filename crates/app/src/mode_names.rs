@@ -1,5 +1,6 @@
 //! Names of resources in `modes` that match nothing. Such a rule changes nothing, and its author
-//! must learn that in an emergency: it is a short name such as `po`, or a typing error.
+//! must not find that out in an emergency: the name is a short name such as `po`, or a typing
+//! error.
 
 use std::fmt;
 
@@ -11,9 +12,9 @@ use kubefan_access::modes::Modes;
 /// A name that no resource of the apiserver has.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmatched {
-    /// As in the rule.
+    /// The name in the rule.
     pub name: String,
-    /// What may have been meant.
+    /// A resource that the author may have meant.
     pub instead: Option<String>,
 }
 
@@ -24,8 +25,8 @@ impl fmt::Display for Unmatched {
     }
 }
 
-/// The names of resources in the rules that match nothing. A name in a group that is not available
-/// now, or that cannot be looked up, may match later.
+/// Returns the names of resources in the rules that match nothing. A name in a group that is not
+/// available now, or that cannot be looked up, may match later.
 pub async fn unmatched(modes: &Modes, discovery: &Discovery) -> Vec<Unmatched> {
     let mut found = Vec::new();
     for pattern in modes.rules().iter().flat_map(|rule| &rule.resources) {

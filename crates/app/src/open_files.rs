@@ -1,4 +1,4 @@
-//! The limit of open files, and how many connections fit within it.
+//! The limit of open files, and the number of connections that fit within it.
 //!
 //! A process without a free descriptor can open no file and accept no connection, on any of its
 //! ports. So the data port takes fewer connections than there are descriptors, and leaves the rest
@@ -18,7 +18,7 @@ use crate::config::PassthroughConfig;
 /// The connections of the data port if nothing else limits them.
 const CONNECTIONS_MAX: usize = 50_000;
 
-/// What a connection may take before its caller is known: the headers of a request
+/// Memory of a connection before its caller is known: the headers of a request
 /// (`server::transport::limits::HEADER_LIST_BYTES_MAX`).
 const CONNECTION_BYTES: usize = HEADER_LIST_BYTES_MAX as usize;
 
@@ -35,7 +35,7 @@ pub(super) fn raise() -> Option<usize> {
     limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The highest limit of open files that this process may set; `None` if there is none.
+/// Returns the highest limit of open files that this process may set; `None` if there is none.
 pub fn highest() -> Option<usize> {
     getrlimit(Resource::Nofile).maximum.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
@@ -55,9 +55,9 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
     }
 }
 
-/// How many connections the data port may have: as many as `given`, otherwise as many as memory (in
-/// bytes) allows; and no more than the limit of open files leaves beside what kubefan itself opens,
-/// but at least half of the limit.
+/// Returns the maximum number of connections of the data port: `given`, otherwise as many as memory
+/// (in bytes) allows. It is at most the limit of open files less kubefan's own files, or half of
+/// that limit, whichever is more.
 pub fn connections_max(
     given: Option<usize>,
     open_files: Option<usize>,
@@ -74,7 +74,7 @@ pub fn connections_max(
     wanted.min(fitting)
 }
 
-/// The most connections that forwarded requests open.
+/// Returns the maximum number of connections that forwarded requests open.
 fn forwarding_files(passthrough: &PassthroughConfig) -> usize {
     if passthrough.credentials.is_none() {
         return 0;

@@ -1,4 +1,4 @@
-//! The peers by the configuration: their TLS files, and where to find them.
+//! The peers by the configuration: their TLS files and their addresses.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ use crate::config::ServeConfig;
 /// bytes.
 const TRANSFER_BYTES_MAX: u64 = 4 << 30;
 
-/// The TLS files for peers. `None` if there are no peers, or if they use the managed certificate.
+/// Returns the TLS files for peers. `None` if there are no peers, or if they use the managed
+/// certificate.
 pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
     let files = config.peer.files.clone()?;
     let cert_file = files.cert_file;
@@ -29,14 +30,14 @@ pub fn files(config: &ServeConfig) -> Option<PeerTlsFiles> {
     Some(PeerTlsFiles { cert_file, key_file, ca_file, allowed_names: config.peer.allowed_names.clone() })
 }
 
-/// How replicas prove themselves to each other: with the files, or else with the managed
-/// certificate, which exists without peers too. `None` with neither.
+/// Returns the TLS credentials by which replicas prove their identity to each other: the files, or
+/// else the managed certificate, which exists without peers too. `None` with neither.
 pub fn tls(config: &ServeConfig, managed: Option<&Arc<ManagedTls>>) -> Option<PeerTls> {
     files(config).map(PeerTls::Files).or_else(|| Some(PeerTls::Managed(managed?.clone())))
 }
 
-/// The peers whose caches this replica copies when it starts. `own_port` is the port where it
-/// serves peers, and `memory_max` its memory budget in bytes.
+/// Returns the peers whose caches this replica copies when it starts. `own_port` is the port where
+/// it serves peers, and `memory_max` its memory budget in bytes.
 pub(super) fn warm_start_peers(
     config: &ServeConfig,
     tls: Option<PeerTls>,
@@ -46,7 +47,7 @@ pub(super) fn warm_start_peers(
     let names = config.peer.peers.clone().filter(|_| config.peer.warm_start)?;
     let tls = tls?;
     let dial = DnsDial::new(names.into(), tls, own_port);
-    // During a transfer there is nothing else to release when memory is short.
+    // During a transfer no other memory can be released when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
     Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))
 }
@@ -57,7 +58,7 @@ pub(super) struct PeerPort {
     pub(super) tls: PeerTls,
     /// The log of transfers.
     pub(super) log: AuditLog,
-    /// What peers may ask about the load of this replica. `None` if they may not.
+    /// The load of this replica, for requests of peers. `None` if they may not ask.
     pub(super) load: Option<LoadSource>,
 }
 

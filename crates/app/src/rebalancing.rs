@@ -20,8 +20,8 @@ pub(super) struct Rebalancing {
 }
 
 impl Rebalancing {
-    /// Starts to move watches to the peers, until the drain. Returns what this replica tells its
-    /// peers; `None` if it does not take part.
+    /// Starts to move watches to the peers, until the drain. Returns the load that this replica
+    /// reports to its peers; `None` if it does not take part.
     pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>) -> Option<LoadSource> {
         if !shared.config.peer.rebalance {
             return None;

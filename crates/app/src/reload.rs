@@ -1,9 +1,9 @@
 //! Applies changes of the configuration file while kubefan runs.
 //!
-//! The file is looked at by its content: a ConfigMap is a link that is moved to another directory,
-//! which neither the time of the file nor a watch of it would show. A content counts once two looks
-//! in a row have found it, because a file that is being written may be valid half-way; a SIGHUP
-//! does not wait for that.
+//! The file's content is read at an interval: a ConfigMap is a link that is moved to another
+//! directory, and neither the file's time nor a watch of it would show that. A change counts once
+//! two reads in a row have found it, because a half-written file may be valid; a SIGHUP does not
+//! wait for the second read.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,30 +17,30 @@ use tracing::{info, warn};
 
 use crate::config::{ConfigError, ConfigFile, Configured, ServeConfig, reload::needs_restart};
 
-/// The time between two looks.
+/// Time between two reads of the file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What a look at the file found: its content, or why it cannot be read.
+/// Result of a read of the file: its content, or the error.
 type Seen = Result<String, ConfigError>;
 
-/// A configuration file, and what of it is in force.
+/// A configuration file, and its content in force.
 pub struct WatchedFile {
     file: ConfigFile,
     in_force: Configured,
-    /// What was applied or refused last.
+    /// The content that was applied or refused last.
     handled: Seen,
-    /// What differs from that, and was found once.
+    /// A different content that was read once.
     unsettled: Option<Seen>,
 }
 
-/// What follows from a look at the file.
+/// The decision after a read of the file.
 #[derive(Debug)]
 enum FileChange {
-    /// Nothing: it has not changed, or is perhaps being written.
+    /// Nothing to do: it has not changed, or is perhaps being written.
     Wait,
-    /// It has not changed. Only for someone who asks.
+    /// It has not changed. Only after a request to read it.
     Same,
-    /// It has changed, and says what is in force already.
+    /// It has changed back to the configuration in force.
     Restored,
     /// It has changed in these settings.
     Apply(Box<Configured>, Vec<&'static str>),
@@ -52,23 +52,23 @@ impl WatchedFile {
     /// Reads the file for the start.
     ///
     /// # Errors
-    /// It cannot be read or used.
+    /// If it cannot be read or used.
     pub fn read(file: ConfigFile) -> Result<Self, ConfigError> {
         let content = file.content()?;
         let in_force = file.parse(&content)?;
         Ok(Self { file, in_force, handled: Ok(content), unsettled: None })
     }
 
-    /// The configuration in force.
+    /// Returns the configuration in force.
     pub fn config(&self) -> &ServeConfig {
         &self.in_force.config
     }
 
-    /// Decides after a look. `asked`: someone wants the file to be read now.
+    /// Decides after a read. `asked`: a SIGHUP has requested it.
     fn step(&mut self, seen: Seen, asked: bool) -> FileChange {
         if seen == self.handled {
             self.unsettled = None;
-            // Someone who asks is shown again why it was refused.
+            // A request shows the reason of the refusal again.
             let refused = asked.then(|| self.judge(&seen).err()).flatten();
             return refused.map_or(if asked { FileChange::Same } else { FileChange::Wait }, FileChange::Refuse);
         }
@@ -96,9 +96,9 @@ impl WatchedFile {
         }
     }
 
-    /// Looks at the file again and again, without end. Each notification of `asked` reads it at
-    /// once. `apply` gets the configuration before and after a change, and cannot fail. `now` is
-    /// the time in seconds since 1970.
+    /// Reads the file at an interval, without end. Each notification of `asked` reads it at once.
+    /// `apply` gets the configuration before and after a change, and cannot fail. `now` is the time
+    /// in seconds since 1970.
     pub async fn follow(
         mut self,
         asked: Arc<Notify>,
@@ -115,7 +115,7 @@ impl WatchedFile {
                 _ = looks.tick() => false,
             };
             let file = self.file.clone();
-            // A file system may take its time.
+            // A file system may be slow.
             let Ok(seen) = spawn_blocking(move || file.content()).await else { continue };
             let path = self.file.path().display().to_string();
             match self.step(seen, is_asked) {

@@ -10,7 +10,8 @@ use kubefan_server::{
 use super::open_files;
 use crate::config::{ListenAddress, ServeConfig};
 
-/// The part of the drain timeout in which streams end. In the rest clients take what was sent.
+/// The part of the drain timeout in which streams end. In the rest, clients read the remaining
+/// data.
 const DRAIN_SPREAD: f64 = 0.75;
 
 impl From<&ServeConfig> for ServerOptions {
@@ -51,19 +52,19 @@ impl From<&ServeConfig> for ServerOptions {
     }
 }
 
-/// How many streams are served at a time.
+/// Returns the maximum number of streams that are served at a time.
 pub(super) fn subscribers_max(config: &ServeConfig) -> PermitLimits {
     let serving = &config.serving;
     PermitLimits { all: serving.subscribers_max, per_identity: serving.subscribers_max_per_identity }
 }
 
-/// How many lists and gets are served at a time.
+/// Returns the maximum number of lists and gets that are served at a time.
 pub(super) fn reads_max(config: &ServeConfig) -> PermitLimits {
     PermitLimits { all: config.serving.reads_max, per_identity: config.serving.reads_max_per_identity }
 }
 
-/// The hosts that requests to a port may name. Off loopback, they may also name a
-/// Service. Where `/etc/resolv.conf` cannot be read, the cluster's domain is the usual one.
+/// Returns the hosts that requests to a port may name. Off loopback, they may also name a Service.
+/// If `/etc/resolv.conf` cannot be read, the cluster's domain is the usual one.
 pub(super) fn guard(config: &ServeConfig, listen: &ListenAddress) -> Guard {
     let hosts = config.serving.allowed_hosts.clone();
     let is_loopback = listen.is_local();

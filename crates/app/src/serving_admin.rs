@@ -32,7 +32,7 @@ impl AdminPort {
     /// Serves until kubefan stops, also during the drain.
     ///
     /// # Errors
-    /// The server cannot be set up.
+    /// If the server cannot be set up.
     pub(super) fn build(
         self,
         shared: Shared<'_>,

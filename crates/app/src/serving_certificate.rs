@@ -16,7 +16,7 @@ use tracing::info;
 use super::{clock::wall_clock, component::Shared, failure::AppError};
 use crate::config::{ServeConfig, TlsSource};
 
-/// Where the certificate comes from.
+/// The source of the certificate.
 #[derive(Clone)]
 pub(super) enum ServingCertificate {
     /// Files.
@@ -25,12 +25,12 @@ pub(super) enum ServingCertificate {
     Managed(Arc<ManagedTls>, ManagedOptions),
 }
 
-/// What accepts connections with it.
+/// The TLS acceptors that use it.
 #[derive(Clone)]
 pub(super) struct Acceptors {
-    /// Of the data port.
+    /// Acceptor of the data port.
     pub(super) data: TlsAcceptor,
-    /// Of the admin port, where probes are answered before there is a managed certificate.
+    /// Acceptor of the admin port, where probes are answered before there is a managed certificate.
     pub(super) admin: TlsAcceptor,
 }
 
@@ -67,7 +67,7 @@ impl ServingCertificate {
         })
     }
 
-    /// The managed certificate, if it is managed.
+    /// Returns the managed certificate, if it is managed.
     pub(super) fn managed(&self) -> Option<&Arc<ManagedTls>> {
         match self {
             Self::Files(_) => None,

@@ -45,7 +45,7 @@ impl DataPort {
     /// Serves until the drain.
     ///
     /// # Errors
-    /// The server cannot be set up.
+    /// If the server cannot be set up.
     pub(super) fn build(
         self,
         shared: Shared<'_>,

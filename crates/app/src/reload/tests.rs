@@ -73,7 +73,7 @@ fn a_setting_that_needs_a_restart_refuses_the_whole_file() {
     );
 }
 
-/// What was applied, and the gauges, while a file is followed.
+/// The applied changes, and the gauges, while a file is followed.
 struct Followed {
     applied: Arc<Mutex<Vec<usize>>>,
     asked: Arc<Notify>,
@@ -106,7 +106,7 @@ impl Followed {
             self.value("kubefan_config_last_reload_successful") == successful
                 && *self.applied.lock().unwrap() == applied
         };
-        // Each look is a blocking task, so it needs real time as well.
+        // Each read is a blocking task, so it needs real time as well.
         while !is_there() {
             tokio::time::sleep(LOOK_INTERVAL / 2).await;
         }
