@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_may_have_no_turn_keep_their_place() {
+    fn waiters_that_are_passed_over_keep_their_place() {
         let mut queue = FairQueue::default();
         queue.push(holder(1, 1), "a");
         queue.push(holder(2, 2), "b");

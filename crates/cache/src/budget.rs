@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_refuses_what_is_over_it_and_dropped_shares_make_room() {
+    fn a_full_budget_refuses_and_a_dropped_share_makes_room() {
         let budget = Budget::alone(100);
         let share = budget.take(60).unwrap();
         assert!(budget.clone().take(41).is_none());
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_refused_is_released_by_those_who_have_more_than_their_part() {
+    fn parts_above_their_share_release_bytes_that_cannot_be_refused() {
         let whole = ProcessBudget::new(800);
         let one = whole.part();
         let other = whole.part();

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_with_the_most_make_room_and_the_others_keep_what_they_have() {
+    fn the_largest_tenants_make_room_and_the_others_keep_their_bytes() {
         assert_eq!(fair_limit(vec![10, 1000], 500), 490);
         assert_eq!(fair_limit(vec![1000, 300, 10, 300], 500), 163);
         assert_eq!(fair_limit(vec![300, 300], 500), 250);

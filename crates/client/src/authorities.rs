@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_without_a_certificate_is_named_with_what_it_contains() {
+    async fn a_file_without_a_certificate_is_named_with_its_content() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         let made = rcgen::generate_simple_self_signed(["kubefan".to_owned()]).unwrap();

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tls_refuses_is_said_in_the_users_terms() {
+    fn tls_refusals_are_explained_in_the_users_terms() {
         let settings = TlsSettings { trust: "trust its CA", plaintext: "use http" };
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let expired = CertificateError::ExpiredContext { time: at(10 * 86_400), not_after: at(86_400) };

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_cannot_control_the_terminal_either() {
+    fn invalid_json_cannot_control_the_terminal_either() {
         let mut out = Vec::new();
         EscapedJson(&mut out).write_all(b"{\r\n\t\"a\x1b[2J\xff").unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "{ \n\t\"a\\u001b[2J\u{fffd}");

@@ -187,7 +187,7 @@ all 300 subscribers are at version 7105
     }
 
     #[test]
-    fn a_demo_stopped_early_shows_what_it_measured() {
+    fn a_demo_stopped_early_shows_its_figures() {
         let text = Summary { direct: None, kubefan: None, final_state: None, ..summary() }.to_string();
         assert!(
             text.contains("watches on pods, open at the apiserver                      -                -\n"),

@@ -209,7 +209,7 @@ async fn ready(subscription: &mut Subscription) -> Vec<String> {
 use EventType::{Added, Deleted, Modified};
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_is_followed_by_exactly_what_comes_after_it() {
+async fn a_snapshot_is_followed_by_exactly_the_later_events() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let mut all = cache.subscribe("", Start::Snapshot).unwrap();
@@ -238,7 +238,7 @@ async fn objects_enter_and_leave_a_selector_with_kubernetes_own_transitions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resumed_watch_is_sent_what_an_unbroken_one_is_sent() {
+async fn a_resumed_watch_gets_the_same_events_as_an_unbroken_one() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let mut unbroken = cache.subscribe("app=web", Start::Snapshot).unwrap();

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_follows_from_the_limit_and_from_what_was_given() {
+    fn a_budget_follows_from_the_limit_and_the_given_value() {
         for (given, limit, expected) in [
             (None, None, None),
             (None, Some(1000), Some((800, 800))),

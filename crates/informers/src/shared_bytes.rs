@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_that_is_largest_for_each_of_its_tenants_ends_whoever_grows_last() {
+    fn the_largest_cache_of_the_largest_tenant_ends_not_the_last_to_grow() {
         let all = SharedBytes::default();
         let pods = join(&all, false, &["a", "b"]);
         let filler = join(&all, false, &["greedy"]);

@@ -316,7 +316,7 @@ fn a_certificate_that_no_client_would_accept_is_not_written() {
 }
 
 #[test]
-fn what_others_did_to_the_secret_is_mended_and_only_a_lost_ca_is_replaced() {
+fn foreign_changes_of_the_secret_are_mended_and_only_a_lost_ca_is_replaced() {
     let options = options(days(90, 3 * 365, 30));
     let mut good = empty();
     settle(&mut good, &options, START);

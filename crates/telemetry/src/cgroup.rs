@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_charge_includes_what_is_not_resident_and_leaves_out_the_inactive_page_cache() {
+    fn the_charge_includes_non_resident_memory_without_the_inactive_page_cache() {
         let groups = Groups::new();
         groups.write("a/memory.max", "100000\n");
         groups.write("a/memory.current", "5000\n");

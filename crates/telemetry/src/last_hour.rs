@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_between_two_samples_is_a_record_with_its_reason() {
+    fn a_counter_that_grew_between_two_samples_is_a_record_with_its_reason() {
         let world = World::new();
         let history = History::new(Instant::now());
         let start = Instant::now();

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_what_the_apiserver_says_about_the_resource() {
+    fn a_cause_is_the_apiservers_message_about_the_resource() {
         let status = |code, message: &str| UpstreamError::from(ApiStatus::new(code, "", message));
         let cause = |code, message: &str| status(code, message).cause().map(str::to_owned);
         let down = "conversion webhook for x.y/v1, Kind=Z failed";

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn of_tenants_with_as_many_the_one_with_the_oldest_makes_room() {
+    fn among_equal_tenants_the_one_with_the_oldest_entry_makes_room() {
         let mut entries = Entries::new(3);
         for (key, tenant) in [(0, "d"), (1, "c"), (2, "b"), (3, "a"), (4, "d")] {
             add(&mut entries, key..key + 1, tenant);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_makes_room_first() {
+    fn ended_entries_make_room_first() {
         let mut entries = Entries::new(4);
         for key in 0..2 {
             entries.insert(key, "gone", true, |ended| *ended);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_what_was_removed() {
+    fn removed_entries_leave_nothing_behind() {
         let mut entries = Entries::new(10);
         add(&mut entries, 0..5, "one");
         add(&mut entries, 3..8, "other");

@@ -60,7 +60,7 @@ fn many_places_are_taken_as_if_one_by_one() {
 }
 
 #[test]
-fn a_limit_that_is_set_later_counts_what_is_held_already() {
+fn a_limit_that_is_set_later_counts_places_already_held() {
     let pool = FairPool::new(100);
     let held = [pool.try_take(holder(1, 1)), pool.try_take(holder(2, 1))];
     pool.set(PermitLimits { all: 100, per_identity: Some(2) });

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_its_flag() {
+    fn contradictory_values_are_refused_with_their_flag() {
         let problem = |change: fn(&mut Given)| given(change).unwrap_err();
         let names = |options: &mut Given, name: &str| options.dns_names = Some(vec![name.to_owned()]);
         assert!(problem(|options| options.has_files = true).contains("give only one of them"));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_an_address_is_named() {
+    fn options_that_contradict_an_address_are_named() {
         let problem = |options: Given| source(options).unwrap_err().to_string();
         let plain = ["kubefan.svc:7443", "http://10.0.0.1:7443", "dns:///kubefan.svc:7443"];
         for address in plain {

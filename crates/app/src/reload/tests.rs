@@ -44,7 +44,7 @@ fn a_content_counts_when_two_looks_have_found_it() {
 }
 
 #[test]
-fn someone_who_asks_gets_an_answer_at_once() {
+fn a_request_to_reload_is_answered_at_once() {
     let asked = |rest: &str| (Ok(text(rest)), true);
     let refused = "refuse kubefan.yaml: line 4: unknown key \"mode\"; did you mean \"modes\"?";
     assert_eq!(

@@ -59,7 +59,7 @@ fn line(number: usize) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_drops_what_is_new_and_counts_it() {
+async fn a_full_queue_drops_new_records_and_counts_them() {
     let World { queue, disk, metrics, task, .. } = world(false, false);
     // The writer has not run yet.
     for number in 0..5 {
@@ -88,7 +88,7 @@ async fn large_records_fill_the_queue_by_their_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_that_was_full_gets_what_waited_in_order() {
+async fn a_disk_that_was_full_gets_the_waiting_records_in_order() {
     let World { queue, disk, metrics, task, .. } = world(true, false);
     queue.push(line(0));
     sleep(3 * RETRY / 2).await;
@@ -105,7 +105,7 @@ async fn a_disk_that_was_full_gets_what_waited_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_record_hears_that_it_failed_and_it_is_not_written_later() {
+async fn a_failed_record_fails_its_waiter_and_is_not_written_later() {
     let World { queue, disk, metrics, task, .. } = world(true, true);
     let wait = async |number| queue.place(line(number).len()).await?.write(line(number)).await;
     assert_eq!(wait(0).await, Err(NotRecorded));
@@ -118,7 +118,7 @@ async fn who_waits_for_a_record_hears_that_it_failed_and_it_is_not_written_later
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_is_closed_writes_what_is_queued_and_ends_although_requests_are_open() {
+async fn a_closed_writer_writes_its_queue_and_ends_although_requests_are_open() {
     let World { queue, disk, closing, task, .. } = world(false, false);
     for number in 0..3 {
         queue.push(line(number));
@@ -130,7 +130,7 @@ async fn a_writer_that_is_closed_writes_what_is_queued_and_ends_although_request
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_is_closed_does_not_wait_for_a_full_disk() {
+async fn a_closed_writer_does_not_wait_for_a_full_disk() {
     let World { queue, closing, metrics, task, .. } = world(true, false);
     for number in 0..3 {
         queue.push(line(number));

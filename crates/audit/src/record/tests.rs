@@ -237,7 +237,7 @@ async fn a_grpc_call_has_the_uri_of_its_http_equivalent_and_the_status_of_its_en
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_says_who_was_refused_what_and_why() {
+async fn a_refusal_has_the_caller_the_request_and_the_reason() {
     let lines = recorded(async |log| {
         let mut record = begin(log, Protocol::Http, "get", "/api/v1/namespaces/a/pods/p");
         let notes = record.notes();

@@ -283,7 +283,7 @@ fn built(pods: &mut Pods, selection: &Selection, now: Instant) -> ColumnBuild {
 }
 
 #[test]
-fn of_several_indexed_terms_the_one_with_the_fewest_keys_is_used() {
+fn the_indexed_term_with_the_fewest_keys_is_used() {
     let mut pods = Pods::new();
     let now = Instant::now();
     // Half of the pods are on each node, and three have the label.

@@ -512,7 +512,7 @@ fn several_changes_at_one_version_have_places_in_it() {
 }
 
 #[test]
-fn a_watch_that_starts_below_the_version_reached_brings_only_what_is_missing() {
+fn a_watch_from_below_the_version_reached_adds_only_missing_events() {
     let mut writer = CacheWriter::default();
     list(&mut writer, vec![object("a", "1", 5), object("b", "2", 6), object("c", "3", 7)], 10);
     writer.apply(Update::Event(Deleted, object("a", "1", 12))).unwrap().unwrap();

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_is_what_tls_refused_or_the_systems_reason() {
+    fn the_cause_is_the_tls_refusal_or_the_systems_reason() {
         for (error, text) in [
             (
                 rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer),

@@ -139,7 +139,7 @@ async fn a_late_handler_first_gets_the_current_objects_as_initial() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_vanished_between_two_lists_is_deleted_with_an_unknown_final_state() {
+async fn objects_that_vanish_between_two_lists_are_deleted_with_an_unknown_state() {
     let world = World::new(|builder| builder);
     world.fake.put("a/1", "{}");
     world.fake.put("a/2", "{}");

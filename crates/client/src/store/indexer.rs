@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_keeps_the_last_state_of_what_cannot_be_decoded() {
+    fn a_replacement_keeps_the_last_state_of_undecodable_objects() {
         let indexer = indexer();
         indexer.insert(object("a/1", &["red"]));
         indexer.insert(object("a/2", &["red"]));

@@ -125,7 +125,7 @@ async fn deltas_after_a_backfill_have_no_base_that_was_sent_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backfill_is_not_sent_with_what_is_remembered_of_the_caches_events() {
+async fn a_backfill_uses_no_deltas_of_the_cache() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 6);
     let mut live = Client::new(&cache, "", format(Encoding::ZstdDelta), Start::Snapshot);

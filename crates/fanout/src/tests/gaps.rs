@@ -90,7 +90,7 @@ fn refs(objects: &[(String, String, u64)]) -> Vec<(&str, &str, u64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_costs_each_view_one_item_and_sends_each_what_it_selects() {
+async fn a_gap_costs_each_view_one_item_and_sends_its_selection() {
     let mut cache = long();
     cache.list(&[("a", "web", 5), ("b", "db", 6)], 10);
     let selectors = ["", "app=web", "app=db", "app in (db,web)", "app!=web", "app=none"];

@@ -117,7 +117,7 @@ async fn a_change_behind_another_of_its_version_is_in_every_catch_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_http_a_version_is_resumed_from_behind_what_the_cache_has_of_it() {
+async fn an_http_resume_starts_behind_the_cached_events_of_its_version() {
     let mut cache = burst(LIMITS);
     let http = |cache: &Cache, start| {
         let format = Format::http(Media::Json, Default::default());
@@ -174,7 +174,7 @@ async fn a_place_that_this_cache_only_listed_is_expired() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_was_sent_a_whole_version_elsewhere_gets_no_event_of_it_again() {
+async fn a_client_with_a_whole_version_from_another_replica_gets_no_event_of_it_again() {
     // Another replica has listed at version 12. This one has a part of its events, then all.
     let mut cache = one_of_two_deletes();
     let mut whole = cache.subscribe("", Start::Resume(place("12.end"))).unwrap();
@@ -188,7 +188,7 @@ async fn who_was_sent_a_whole_version_elsewhere_gets_no_event_of_it_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_from_inside_a_version_is_not_sent_to_who_has_all_of_it() {
+async fn a_client_with_a_whole_version_gets_no_gap_from_inside_it() {
     let mut cache = one_of_two_deletes();
     let start = |on_expired| SubscribeOptions { on_expired, ..Start::Resume(place("12.end")).into() };
     let mut restarts = cache.subscribe("", start(OnExpired::Restart)).unwrap();

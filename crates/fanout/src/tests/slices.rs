@@ -201,7 +201,7 @@ async fn a_commit_does_not_test_many_terms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unseen_events_are_passed_and_what_ends_a_view_comes_after_its_events() {
+async fn unseen_events_are_passed_and_the_end_of_a_view_follows_its_events() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5)], 10);
     let selector = format!("{},app=web", many_terms());

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_apiserver_refuses_is_refused() {
+    fn selectors_that_the_apiserver_refuses_are_refused() {
         let range = |from: &str, to: &str| format!("shardRange(object.metadata.uid, {from}, {to})");
         let zero = "'0x0000000000000000'";
         let one = "'0x0000000000000001'";

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         for text in ["", ".", "a:7443", "http://a", "a..b", "*.", "*a", "a.*", "a b", "[::1]"] {
             assert_eq!(text.parse::<HostPattern>(), Err(InvalidHost), "{text}");
         }

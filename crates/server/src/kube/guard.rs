@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
+    fn an_embedded_request_is_refused_and_a_link_is_followed() {
         let guard = Guard { is_loopback: true, ..Guard::default() };
         for (site, mode, is) in [
             ("cross-site", "no-cors", false),

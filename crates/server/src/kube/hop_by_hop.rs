@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_header_must_not_hide_who_the_caller_is() {
+    fn a_connection_header_must_not_hide_the_caller() {
         for name in [
             "Authorization",
             "close, Impersonate-User",

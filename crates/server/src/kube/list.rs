@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_list_is_large_by_what_it_selects_and_reads() {
+    async fn a_list_is_large_by_its_selected_bytes_and_its_limit() {
         let gvr = GroupVersionResource::new("", "v1", "pods");
         let table = FieldTable::new(&gvr, true, &[]);
         let parser = Arc::new(ObjectParser::new(&table));

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_names_what_comes_first() {
+    fn a_query_has_an_order_and_a_limit() {
         assert_eq!(ListOptions::of_query(""), Ok(ListOptions { sort: SortBy::Lag, limit: LIMIT }));
         let of = |query| ListOptions::of_query(query).map(|options| (options.sort, options.limit));
         assert_eq!(of("sort=bytes&limit=7"), Ok((SortBy::Bytes, 7)));

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_its_reader_has_dropped_is_left() {
+    async fn a_body_has_a_rest_only_after_its_reader_was_dropped() {
         for (reads, is_left) in [(0, true), (1, true), (3, false)] {
             let (mut body, rest) = BodyRest::of(chunks(&[1, 1]), &HeaderMap::new());
             for _ in 0..reads {

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_resume_from_memory_move_first_and_no_more_than_were_asked_for() {
+    async fn watches_that_resume_from_memory_move_first_up_to_the_requested_number() {
         let all = OpenConnections::new(EndingOptions::default());
         let open: Vec<_> = (0..8).map(|_| all.open()).collect();
         let mut watches: Vec<_> = open[..3].iter().map(|one| one.watch(Movable::ByBookmark)).collect();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_two_that_start_together_one_listens() {
+    async fn one_of_two_processes_that_start_together_listens() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

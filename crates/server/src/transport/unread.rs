@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_read_nothing_for_the_longest_are_ended_first_and_some_at_a_time() {
+    async fn the_longest_unread_connections_end_first_some_at_a_time() {
         let all = Readers::new();
         let mut senders = Vec::new();
         for _ in 0..2 * ENDED_MIN {

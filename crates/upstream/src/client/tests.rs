@@ -162,7 +162,7 @@ async fn a_broken_watch_yields_its_lines_and_then_the_error() {
 }
 
 #[tokio::test]
-async fn a_refused_replacement_says_nothing_of_what_the_server_quotes() {
+async fn a_refused_replacement_does_not_quote_the_servers_message() {
     let upstream = upstream(UpstreamOptions::default(), |request| async move {
         let code: u16 = request.uri().path().rsplit('/').next().unwrap().parse().unwrap();
         let body = serde_json::json!({

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_parsed_is_not_quoted() {
+    fn unparsable_bodies_are_not_quoted() {
         let table = FieldTable::new(&GroupVersionResource::new("", "v1", "secrets"), true, &[]);
         let parser = ObjectParser::new(&table);
         for json in [r#""very-secret""#, r#"{"type":["very-secret"],"object":{}}"#, r#"{"metadata":"very-secret"}"#] {

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_key_set_is_not_quoted() {
+    fn invalid_key_sets_are_not_quoted() {
         for json in [r#""very-secret""#, r#"{"keys":"very-secret"}"#] {
             let error = SigningKeys::of_json("issuer".to_owned(), json.as_bytes()).err().unwrap().to_string();
             assert!(error.contains("invalid type, expected ") && !error.contains("very-secret"), "{error}");

@@ -173,7 +173,7 @@ async fn a_token_whose_objects_exist_is_known_as_a_review_would_know_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_proved_goes_to_a_review() {
+async fn unproved_tokens_go_to_a_review() {
     let world = World::new(ALL).ready().await;
     let with = |pointer: &str, value: Value| {
         let mut changed = claims();

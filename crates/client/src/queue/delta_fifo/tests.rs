@@ -52,14 +52,14 @@ fn a_double_delete_is_merged_and_keeps_the_richer_state() {
 }
 
 #[test]
-fn of_two_deletes_with_a_known_state_the_first_stays() {
+fn the_first_of_two_deletes_with_a_known_state_stays() {
     let (fifo, _) = fifo(&[("a", 1)]);
     apply_all(&fifo, [deleted("a", 1), deleted("a", 2)]);
     assert_eq!(pop_all(&fifo), ["Deleted a=1"]);
 }
 
 #[test]
-fn of_two_deletes_with_an_unknown_state_the_second_stays() {
+fn the_second_of_two_deletes_with_an_unknown_state_stays() {
     let (fifo, _) = fifo(&[("a", 1)]);
     apply_all(&fifo, [deleted_unknown("a", 1), deleted_unknown("a", 2)]);
     assert_eq!(pop_all(&fifo), ["Gone a=2"]);
@@ -246,7 +246,7 @@ async fn a_waiting_pop_gets_a_change_and_ends_when_the_queue_is_closed() {
 }
 
 #[tokio::test]
-async fn a_closed_queue_still_delivers_what_is_queued() {
+async fn a_closed_queue_still_delivers_its_items() {
     let (fifo, _) = fifo(&[]);
     fifo.apply_batch(vec![added("a", 1), added("b", 2)]);
     fifo.close();

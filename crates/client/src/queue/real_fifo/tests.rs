@@ -113,7 +113,7 @@ fn a_replacement_deletes_an_object_that_was_recreated_in_the_queue() {
 }
 
 #[test]
-fn a_second_replacement_deletes_what_only_the_first_had() {
+fn a_second_replacement_deletes_objects_of_the_first_alone() {
     let (fifo, _) = fifo(&[("baz", 7)]);
     fifo.replace(state(&[("bar", 100), ("foo", 5)]));
     fifo.replace(state(&[("foo", 5)]));
@@ -347,7 +347,7 @@ async fn a_waiting_pop_ends_when_the_queue_is_closed() {
 }
 
 #[tokio::test]
-async fn a_closed_queue_still_delivers_what_is_queued() {
+async fn a_closed_queue_still_delivers_its_items() {
     let (fifo, _) = fifo(&[]);
     fifo.apply(added("a", 1));
     fifo.close();

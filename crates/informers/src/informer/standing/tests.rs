@@ -291,7 +291,7 @@ fn the_end_of_a_list_is_always_confirmed_and_its_objects_with_it() {
 }
 
 #[test]
-fn a_failed_check_discards_what_came_since_the_last_commit() {
+fn a_failed_check_discards_all_updates_since_the_last_commit() {
     let of = Values::new();
     let version = ResourceVersion::new(5).unwrap();
     let listing = ListDue(of.begun(EXPIRED, 1), of.confirmed);

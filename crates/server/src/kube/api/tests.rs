@@ -206,7 +206,7 @@ async fn each_read_is_answered_by_the_cache_or_upstream_or_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_may_ask_for_what_only_upstream_has() {
+async fn headers_may_request_formats_that_only_upstream_has() {
     const ANY: &str = "/api/v1/namespaces/a/pods/q?resourceVersion=0";
     const PODS: &str = "/api/v1/pods?resourceVersion=0";
     const PARTIAL: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -246,7 +246,7 @@ async fn a_narrowed_cache_answers_for_the_objects_that_it_covers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_upstream_might_ignore_is_never_forwarded() {
+async fn requests_that_upstream_might_misread_are_never_forwarded() {
     let gates = options("", &["ShardedListAndWatch=true", "ManagedFieldsOptOut=true"]);
     const SHARD: &str =
         "shardSelector=shardRange(object.metadata.uid,%270x0000000000000000%27,%270x8000000000000000%27)";

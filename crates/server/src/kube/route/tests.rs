@@ -508,7 +508,7 @@ fn a_snapshot_or_a_subscription_answers() {
 }
 
 #[test]
-fn what_upstream_might_ignore_is_refused() {
+fn requests_that_upstream_might_misread_are_refused() {
     let text = |refused: Option<Refused>| text(refused.map_or(Route::Forward, Route::Refuse));
     for needed in [CacheOnly::ShardSelector, CacheOnly::ManagedFieldsOptOut] {
         let misread = Fallback::Misread(needed);

@@ -14,7 +14,7 @@ fn after_a_step(own: u64, others: Option<&[u64]>, least: Option<usize>) -> (Deci
 }
 
 #[test]
-fn a_replica_moves_one_percent_a_second_of_what_is_above_its_share() {
+fn a_replica_above_its_share_moves_one_percent_a_second() {
     let one = Some(1);
     for (own, others, watches, what) in [
         (1500, Some(&[1500, 0][..]), 30, "a new replica"),

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_of_which_nothing_is_read_is_ended_when_memory_is_short() {
+    async fn an_unread_answer_is_ended_when_memory_is_short() {
         let readers = Readers::new();
         let (near, far) = duplex(64 << 10);
         let observed = readers.clone();
