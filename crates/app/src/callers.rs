@@ -25,8 +25,8 @@ const REVIEWS_IN_FLIGHT_MAX: usize = 100;
 /// Maximum wait of a review for its turn.
 const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the CAs whose certificates name callers: those of the file, or else those that will be
-/// read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
+/// Returns the CAs whose certificates name callers: the CAs of the file, or else the CAs that will
+/// be read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
 pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
     let CallerConfig { mode, client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
     if *mode == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {

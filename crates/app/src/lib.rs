@@ -304,7 +304,7 @@ impl App {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, source, metrics, tls, certificate, audit: Audit { log, writer, .. }, .. } = self;
-        // Its drop stops all tasks, on every return.
+        // Dropping it stops all tasks, on every return.
         let stops = Stops::default();
         let shared = Shared { config: &config, upstream: &upstream, metrics: &metrics, stops: &stops };
         let log = log.with_traces(self.traces);

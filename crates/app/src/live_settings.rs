@@ -45,7 +45,7 @@ fn apply(
     registry: Arc<Registry>,
     reader: Arc<Reader<CacheCatalog>>,
 ) -> impl FnMut(&ServeConfig, &ServeConfig) {
-    // Its drop ends the rest of the previous change.
+    // Dropping it ends the rest of the previous change.
     let mut _ending = None;
     move |before, after| {
         reader.set_places(server_options::subscribers_max(after), server_options::reads_max(after));

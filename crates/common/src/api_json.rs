@@ -1,8 +1,8 @@
-//! Takes lists and watch events of the Kubernetes API apart. What an object contains is left to its
-//! reader.
+//! Takes lists and watch events of the Kubernetes API apart. The content of an object is left to
+//! its reader.
 //!
-//! Servers differ in what they leave out, and a null stands for an empty value in Go. A reader that
-//! refuses one of these would stop at a server that client-go reads.
+//! Servers differ in the fields that they leave out, and a null stands for an empty value in Go. A
+//! reader that refuses one of these would stop at a server that client-go reads.
 
 use std::borrow::Cow;
 

@@ -224,7 +224,8 @@ impl Backfiller {
     /// The first attempt covers all requests. If upstream no longer has the events, the next
     /// attempt drops the requests below the oldest version that upstream named, or the older half
     /// if it named none. If upstream has the events but not the state, the next attempt drops the
-    /// requests that need state. Requests that are not served ask again, without those that were.
+    /// requests that need state. The requests that are not served ask again, without the served
+    /// ones.
     async fn search(&self, mut requests: BTreeSet<Request>, sender: &ResultSender) -> BackfillResult {
         let _pass = self.served.hub.gate().acquire(None).await?;
         let CachePosition { epoch, .. } = self.served.hub.position().ok_or_else(|| unsynced(&self.served))?;

@@ -66,8 +66,8 @@ impl CacheMap {
         self.caches.iter()
     }
 
-    /// All caches, by name, for what acts on one after the other: the map has another order in each
-    /// process, and a simulated run must repeat.
+    /// Returns all caches by name, for tasks that visit one after the other: the map has another
+    /// order in each process, and a simulated run must repeat.
     pub(super) fn in_order(&self) -> Vec<Arc<Cache>> {
         in_order(self.caches.iter().map(|cache| cache.clone()).collect())
     }

@@ -3,10 +3,10 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Three places decide this. `standing` decides what the next step needs, and when
+//! own reaction. Three places decide this. `standing` decides the needs of the next step, and when
 //! the identity of the cluster must be confirmed; `confirmation` does that before any update is
-//! applied. `handle` decides for each failure what readers see (stale, forbidden, gone) and what
-//! happens next (retry, relist, stop).
+//! applied. `handle` decides for each failure the state that readers see (stale, forbidden, gone)
+//! and the next action (retry, relist, stop).
 //!
 //! Subscribers are not woken for every event. Events that upstream sent together are applied
 //! together, and the informer wakes subscribers when it has read everything that has arrived. One
@@ -82,7 +82,7 @@ pub(super) struct Informer {
     random: StdRng,
     planned_relist: Arc<PlannedRelist>,
     failures: FailureLog,
-    /// Decides what the next step needs.
+    /// Decides the needs of the next step.
     standing: Standing,
     /// Held for as long as `standing` has a list with a place.
     place: Option<ListPlace>,

@@ -256,7 +256,7 @@ fn status(cache: &Cache) -> ResourceStatus {
 
 fn state(phase: Phase) -> ResourceState {
     match phase {
-        // A resource that cannot be cached says so in its message.
+        // The message of a resource that cannot be cached has the reason.
         Phase::Syncing | Phase::Failing | Phase::NotCached => ResourceState::Syncing,
         Phase::Synced => ResourceState::Synced,
         Phase::Stale => ResourceState::Stale,

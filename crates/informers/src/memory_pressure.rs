@@ -1,11 +1,11 @@
 //! The memory budget: releases memory, the cheapest loss first, when it comes close to the limit.
 //!
 //! Beyond its memory limit the kernel kills the process, and every stream with it. So the process
-//! must release memory before. It measures what the kernel compares with the limit: the charge of
-//! its control group, which covers history, logs, snapshots in flight, libraries, and the sockets'
-//! buffers in the kernel alike. Without a group of its own it measures its resident memory. A sum
-//! of the parts' own reports would miss the allocator, the buffers of libraries and every part that
-//! was forgotten.
+//! must release memory before. It measures the value that the kernel compares with the limit: the
+//! charge of its control group, which covers history, logs, snapshots in flight, libraries, and the
+//! sockets' buffers in the kernel alike. Without a group of its own it measures its resident
+//! memory. A sum of the parts' own reports would miss the allocator, the buffers of libraries and
+//! every part that was forgotten.
 //!
 //! Live streams matter most, so streams with a reading client are served at every step, and the
 //! cheapest losses come first:

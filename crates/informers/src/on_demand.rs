@@ -337,7 +337,7 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// Returns the refusal for a resource that is cached if a flag says so.
+/// Returns the refusal for a resource that a flag would cache.
 fn needs_a_flag(gvr: &GroupVersionResource, is_configured: bool) -> Refusal {
     let message = if is_configured {
         format!(

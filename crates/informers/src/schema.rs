@@ -49,7 +49,7 @@ pub(super) async fn follow_schema(
             return other_shape_message(served);
         }
         if context.source.marks() {
-            // The other kubefan lists again, and sends what has changed.
+            // The other kubefan lists again, and sends the changes.
             continue;
         }
         let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };

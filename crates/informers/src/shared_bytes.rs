@@ -4,8 +4,8 @@
 //! The hazard is a reader that fills the limit with resources of its own: the cache that grows last
 //! would end, although others read it. So each cache counts to the tenants that read it, in equal
 //! parts. A tenant that has left no longer counts, and all caches without tenants count together.
-//! The tenant with the most bytes loses the cache of which it has the largest part. A cache of a
-//! configured resource ends only if no other is left.
+//! The tenant with the most bytes loses the cache that counts most to it. A cache of a configured
+//! resource ends only if no other is left.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +16,7 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The most tenants that a cache remembers. Shared by so many, it is no tenant's largest.
+/// The most tenants that a cache remembers. A cache with so many tenants is no tenant's largest.
 const TENANTS_MAX: usize = 64;
 
 /// Time for which a tenant counts after its last reader has left. Otherwise each break of its

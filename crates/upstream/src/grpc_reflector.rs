@@ -116,7 +116,7 @@ impl<R: Rng> GrpcReflector<R> {
         self.state = StreamState::Resume { version };
     }
 
-    /// What the next step does. A snapshot is a list.
+    /// Returns the action of the next step. A snapshot is a list.
     pub fn next_step(&self) -> NextStep {
         if self.ready.is_empty() { self.state.next_step() } else { NextStep::ReturnUpdate }
     }

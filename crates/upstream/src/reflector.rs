@@ -30,7 +30,7 @@
 //! ```
 //!
 //! A step takes the state out and leaves `Empty` in its place. A step that fails without setting
-//! another state therefore restarts the list. That is the right default, because half a list is
+//! another state therefore restarts the list. This default is right, because half a list is
 //! useless: objects deleted before it would never be noticed.
 //!
 //! # The failures
@@ -75,8 +75,9 @@
 //! # Several events at one version
 //!
 //! Upstream may send several events at one version, and a watch from a version gets none of that
-//! version. So after an event the next watch starts below its version, and the cache drops what it
-//! has. A later event, a bookmark or a list completes a version: the position is at its end.
+//! version. So after an event the next watch starts below its version, and the cache drops the
+//! repeated events. A later event, a bookmark or a list completes a version: the position is at its
+//! end.
 //!
 //! # Doubt
 //!

@@ -39,7 +39,7 @@ tests! {
         health_and_reflection_show_no_resource;
 }
 
-/// What a call names.
+/// The objects that a call names.
 #[derive(Clone, Copy)]
 struct CallTarget {
     resource: &'static str,

@@ -37,7 +37,7 @@ pub(crate) struct ErrorRow {
     pub(crate) see: Option<String>,
 }
 
-/// What ends with a reason.
+/// The calls or streams that end with a reason.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Ends {

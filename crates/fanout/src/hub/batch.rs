@@ -28,7 +28,7 @@ impl Hub {
 impl CommitBatch {
     /// Publishes a new state. Upstream's message was read at `received`.
     pub fn commit(&mut self, commit: Commit, received: Instant) {
-        // Set first: if publishing panics half way, subscribers still look at what was appended.
+        // Set first: if publishing panics half way, subscribers still read the appended events.
         self.is_pending = true;
         self.hub.publish(commit, received);
     }

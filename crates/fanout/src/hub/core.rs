@@ -52,7 +52,7 @@ pub struct Hub {
     gate: Arc<Gate>,
     pub(super) replay_turns: ReplayTurns,
     cluster: ClusterName,
-    /// Mirrors of what is published, for readers that take no lock.
+    /// Mirrors of the published head and phase, for readers that take no lock.
     pub(super) head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
     state: Mutex<HubState>,

@@ -3,7 +3,7 @@
 //! A view without an indexed equality term tests every record since its version, and so does one
 //! with a term that nearly all objects meet. With 100,000 records that takes long enough to hold up
 //! every commit. So a long replay is made before the section, in slices between which other tasks
-//! run, and the section tests only what was committed meanwhile.
+//! run, and the section tests only the records that were committed meanwhile.
 //!
 //! After a rollout thousands of clients may want a replay, and its items are memory that no budget
 //! counts: some megabytes each. So the clients of one view take turns, and a replay ends as soon as
@@ -152,7 +152,7 @@ impl Replay {
             return None;
         }
         let ring = state.published.state_of(self.replayed.epoch)?.history.ring();
-        // Fails if some of what is left was evicted.
+        // Fails if some of the remaining records were evicted.
         let all = ring.since(self.reached).ok()?;
         let up_to = |record: &&HistoryRecord| record.version() <= self.replayed.up_to;
         Some(match &mut self.indexed {

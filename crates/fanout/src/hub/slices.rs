@@ -1,10 +1,10 @@
 //! Work of a hub that takes too long for the critical section.
 //!
 //! The section holds up every commit and every subscription, so such work is divided into slices. A
-//! slice takes what it needs inside the section, works outside of it, and publishes its result
-//! inside again. Other tasks run between two slices. The hazard is what happens there: a commit, a
-//! new history, the end of a view. So each slice looks again at what it continues, and gives up if
-//! that is gone.
+//! slice takes its input inside the section, works outside of it, and publishes its result inside
+//! again. Other tasks run between two slices. The hazard is a change in between: a commit, a new
+//! history, the end of a view. So each slice checks again that its subject still exists, and gives
+//! up if it is gone.
 //!
 //! The same slices run in three ways: in the task of the caller that waits for their result, in a
 //! task of their own, or at once, for callers that cannot wait.

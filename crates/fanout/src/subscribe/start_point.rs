@@ -77,13 +77,13 @@ impl First {
 
 /// A subscription that has fallen behind the retained events.
 pub(super) struct Lagging {
-    /// Everything up to this version was sent; `None` if what was sent is the state at no version.
+    /// Everything up to this version was sent; `None` if the sent part is the state at no version.
     pub(super) sent: Option<ResourceVersion>,
-    /// What the log said.
+    /// The error of the log.
     pub(super) expired: Expired,
-    /// What it does if it lags.
+    /// Its choice if it lags.
     pub(super) on_lag: OnLag,
-    /// What it does if its version is no longer retained.
+    /// Its choice if its version is no longer retained.
     pub(super) on_expired: OnExpired,
     /// The holder that a new permit counts to.
     pub(super) holder: Option<Holder>,
@@ -149,7 +149,8 @@ impl Hub {
         StartPoint { cursor, backlog: Some(Backlog::new(part)), resume: None }
     }
 
-    /// Where a subscription continues that has fallen behind the retained events.
+    /// Returns the point from which a subscription that has fallen behind the retained events
+    /// continues.
     pub(super) fn lagging(
         &self,
         view: &View,

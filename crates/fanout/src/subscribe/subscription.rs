@@ -84,11 +84,11 @@ pub(super) struct JoinedView {
     pub(super) waker_id: usize,
     pub(super) waker: Arc<StreamWaker>,
     pub(super) start: StartPoint,
-    /// The permit to send what comes first.
+    /// The permit to send the backlog.
     pub(super) permit: Option<Arc<GatePermit>>,
     /// Events up to this version are skipped.
     pub(super) floor: Option<ResourceVersion>,
-    /// How it resumes, if it does.
+    /// The way in which it resumes, if it does.
     pub(super) way: Option<Resume>,
 }
 

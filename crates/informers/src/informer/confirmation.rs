@@ -58,7 +58,7 @@ impl Informer {
         self.follow(Event::Relisted);
     }
 
-    /// Discards what the reflector has received since the last commit.
+    /// Discards everything that the reflector has received since the last commit.
     fn discard(&mut self, begins: Option<RelistReason>) {
         match self.standing.discard(begins, self.writer.version()) {
             Discard::Resume(version) => self.reflector.resume_from(version),

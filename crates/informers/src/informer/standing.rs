@@ -1,8 +1,8 @@
 //! The standing of an informer between two steps of its reflector.
 //!
-//! The reflector decides which request comes next. The informer decides what that request needs: a
-//! place of the scheduler, a check of the cluster, a planned relist beside the watch. Each of these
-//! depends on what happened before, and a forgotten flag is a list without a place, or an update of
+//! The reflector decides which request comes next. The informer decides the needs of that request:
+//! a place of the scheduler, a check of the cluster, a planned relist beside the watch. Each of
+//! these depends on earlier events, and a forgotten flag is a list without a place, or an update of
 //! another cluster in the cache. So all of it is one value, and [`Standing::after`] is the only
 //! function that changes it. It does no I/O.
 //!

@@ -1,7 +1,7 @@
 //! The host names that requests may use for kubefan, beside `localhost` and addresses.
 //!
-//! The hazard is DNS rebinding: the owner of a name chooses what it resolves to. So a name is
-//! allowed only if the operator gave it, or if no public DNS serves it.
+//! The hazard is DNS rebinding: the owner of a name chooses its addresses. So a name is allowed
+//! only if the operator gave it, or if no public DNS serves it.
 
 use std::str::FromStr;
 

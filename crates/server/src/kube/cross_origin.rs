@@ -283,7 +283,7 @@ mod tests {
             tokio::time::advance(ANSWER_AGE_MAX).await;
             assert!(!origins.headers(&DASHBOARD, asker(1, true)).await.is_empty());
             assert!(!origins.headers(&DASHBOARD, asker(1, true)).await.is_empty());
-            // A new origin removes what has expired.
+            // A new origin removes expired ones.
             assert!(origins.headers(&numbered(2), asker(2, false)).await.is_empty());
         }
         assert!(apiserver.asked() <= 40, "a failure counts for a while");

@@ -15,7 +15,7 @@ pub enum Fallback {
     Upstream,
     /// A refusal of kubefan: passthrough is off.
     Off,
-    /// The same, because upstream might ignore what the request needs.
+    /// The same, because upstream might ignore a part of the request.
     Misread(CacheOnly),
 }
 
@@ -24,7 +24,7 @@ pub enum Fallback {
 pub enum Refused {
     /// A response that says nothing about a cache.
     Plain(Failure),
-    /// A response that a cache has decided, and whose headers say so.
+    /// A response that a cache has decided, marked by a header.
     ByCache(Failure),
     /// The only event of a watch in this encoding.
     Event(Failure, Media),

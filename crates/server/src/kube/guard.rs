@@ -91,7 +91,7 @@ fn is_tcp<B>(request: &Request<B>) -> bool {
     request.extensions().get::<ClientInfo>().is_some_and(|client| client.address.is_some())
 }
 
-/// Whether a page of another site sent the request without its user, who would have followed a
+/// Whether a page of another site sent the request by itself, and not because its user followed a
 /// link.
 fn is_embedded<B>(request: &Request<B>) -> bool {
     text(request, &SEC_FETCH_SITE) == Some("cross-site") && text(request, &SEC_FETCH_MODE) != Some("navigate")

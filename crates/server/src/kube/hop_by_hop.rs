@@ -26,8 +26,8 @@ pub fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns a header that says who the caller is or which way a request came, if `Connection` names
-/// it. Without this header the request would be another user's.
+/// Returns a header with the identity of the caller or the way of the request, if `Connection`
+/// names it. Without this header the request would be another user's.
 pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
     const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);

@@ -34,7 +34,7 @@ impl Default for KeptBodies {
 }
 
 impl KeptBodies {
-    /// Whether so little is free that shares may decide who takes it.
+    /// Whether so little is free that shares may decide about the rest.
     pub(super) fn is_scarce(&self) -> bool {
         self.0.is_scarce()
     }

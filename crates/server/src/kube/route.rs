@@ -1,11 +1,11 @@
 //! Decides how an HTTP read is answered: from the cache, by upstream, or with a refusal.
 //!
-//! The hazard is a stale or partial answer. The decision depends on many inputs (what the request
-//! demands, which caches exist, how fresh they are, whether upstream may answer instead), so it is
-//! one pure function, [`route`], over plain data. Where it needs something that takes time (a
-//! verdict, the first list of a cache, a freshness proof, a snapshot), it returns that need;
-//! [`super::read_loop`] fetches it and asks again. So no rule is in two places, and each of them is
-//! a row of a table in the tests.
+//! The hazard is a stale or partial answer. The decision depends on many inputs (the demands of the
+//! request, the caches and their freshness, whether upstream may answer instead), so it is one pure
+//! function, [`route`], over plain data. If it needs a value that takes time (a verdict, the first
+//! list of a cache, a freshness proof, a snapshot), it returns that need; [`super::read_loop`]
+//! fetches it and asks again. So no rule is in two places, and each of them is a row of a table in
+//! the tests.
 //!
 //! The rules are those of the apiserver's own cache: which lists it reads from etcd
 //! (`delegator.ShouldDelegateList` of `storage/cacher`), how it waits for a version

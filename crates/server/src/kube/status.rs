@@ -240,7 +240,7 @@ impl Failure {
         self.code
     }
 
-    /// Returns the text that says what is wrong, and what to do.
+    /// Returns the text with the problem and the remedy.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -70,7 +70,7 @@ impl StreamState {
         }
     }
 
-    /// What the next step does if no event is pending.
+    /// Returns the action of the next step if no event is pending.
     pub(super) fn next_step(&self) -> NextStep {
         match self {
             Self::Empty { .. } | Self::Unserved => NextStep::RequestList,

@@ -1,4 +1,4 @@
-//! Whose credentials the forwarded requests carry, and the limits of their connections.
+//! The credentials of forwarded requests, and the limits of their connections.
 
 use crate::transport::connection::ConnectionLimits;
 

@@ -30,7 +30,7 @@ impl PageLimit {
         if self.objects == 1 { usize::MAX } else { BYTES_MAX }
     }
 
-    /// Adapts the limit to a page that had so many bytes.
+    /// Adapts the limit to the number of bytes of a page.
     pub(super) fn received(&mut self, bytes: usize) {
         if bytes > BYTES_WANTED {
             let fewer = u64::from(self.objects) * BYTES_WANTED as u64 / bytes as u64;

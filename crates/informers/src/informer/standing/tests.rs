@@ -198,7 +198,7 @@ fn the_place_of_a_list_is_free_during_the_wait_after_a_failure() {
         row(WatchDue(of.confirmed), failed, RequestList, ListDue(of.unplaced, of.unconfirmed)),
         row(WatchDue(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
         row(Watching(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
-        // The state is useless: what was applied is not in order, or was never received.
+        // The state is useless: the applied updates are out of order, or one was never received.
         row(Receiving(of.begun(FIRST, 1), of.confirmed), Event::Relisted, RequestList, {
             ListDue(of.unplaced, of.confirmed)
         }),

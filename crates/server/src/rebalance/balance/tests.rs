@@ -3,7 +3,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use super::*;
 
 const STEP: Duration = Duration::from_secs(2);
-/// How often a world with chance is run.
+/// Runs of a world with chance.
 const SEEDS: u64 = 50;
 
 fn after_a_step(own: u64, others: Option<&[u64]>, least: Option<usize>) -> (Decision, Decision) {
@@ -103,7 +103,7 @@ fn arrivals_everywhere_do_not_hide_the_effect_of_moves() {
     assert!(counts[0] > 2200, "although it has more than before: {counts:?}");
 }
 
-/// Where a client goes that is asked to come back.
+/// The target of a client that is asked to come back.
 #[derive(Clone, Copy, Debug)]
 enum Clients {
     /// To any replica: a balancer that picks at random.
@@ -144,7 +144,7 @@ struct World {
     /// The moves before the first pause.
     moves_before_a_pause: Option<usize>,
     pauses: usize,
-    /// How often a replica went from above the dead band to below the share.
+    /// Moves of a replica from above the dead band to below the share.
     overshoots: usize,
 }
 
@@ -268,8 +268,8 @@ impl World {
 #[test]
 fn replicas_even_out_within_minutes_and_then_rest() {
     let cases = [(4000, 2, 3, 120), (4000, 1, 2, 150), (1200, 2, 3, 120), (4000, 4, 6, 120), (9000, 5, 10, 150)];
-    // Of clients with an order of their own, most of those that are moved late come back, and
-    // a replica may be the first of more than 1.1 times its share: it tries now and then.
+    // Most clients with an order of their own that are moved late come back, and a replica may be
+    // the first of more than 1.1 times its share: it tries now and then.
     for (of, times, resting) in [(Clients::Random, 1, 100), (Clients::OwnOrder, 2, 10)] {
         for (clients, loaded, replicas, seconds) in cases {
             let mut world = World::new(Scene { of, clients, loaded, replicas, percent: 1.0, seed: 7 });
