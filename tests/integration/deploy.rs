@@ -198,6 +198,10 @@ async fn no_manifest_serves_everything_to_everyone() {
                 dirs.push(path);
                 continue;
             }
+            // It names the flags that are refused.
+            if path.ends_with("files/moved.yaml") {
+                continue;
+            }
             let text = std::fs::read_to_string(&path).unwrap();
             assert!(!text.contains("insecure") && !text.contains("authorization-mode"), "{}", path.display());
         }

@@ -37,10 +37,10 @@ pub mod traces;
 pub mod units;
 pub mod upstream;
 
-pub use access::Access;
+pub use access::{Access, AuthorizationMode};
 pub use audit::{AuditConfig, AuditMode};
 pub use cache::CacheCompression;
-pub use callers::{AuthorizationMode, CallerConfig};
+pub use callers::CallerConfig;
 pub use managed_tls::TlsSource;
 pub use next_kubefan::SourceSettings;
 pub use on_demand::FormConfig;

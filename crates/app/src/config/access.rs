@@ -7,7 +7,16 @@ use clap::ValueEnum;
 use kubefan_upstream::passthrough::Credentials;
 use serde::Deserialize;
 
-use super::{ConfigError, ListenAddress, callers::AuthorizationMode, serving::ServingConfig};
+use super::{ConfigError, ListenAddress, serving::ServingConfig};
+
+/// The rule by which callers read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuthorizationMode {
+    /// What the apiserver lets them read, by SubjectAccessReview.
+    Webhook,
+    /// Everything.
+    AlwaysAllow,
+}
 
 /// A profile of access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]

@@ -5,19 +5,10 @@ use std::{path::PathBuf, time};
 
 use super::{
     ConfigError, Duration,
-    access::{Access, Need},
+    access::{Access, AuthorizationMode, Need},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
 };
-
-/// What callers may read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AuthorizationMode {
-    /// What the apiserver lets them read, by SubjectAccessReview.
-    Webhook,
-    /// Everything.
-    AlwaysAllow,
-}
 
 section! {
     heading: "Callers";

@@ -62,11 +62,11 @@ fn a_request_to_reload_is_answered_at_once() {
 
 #[test]
 fn a_setting_that_needs_a_restart_refuses_the_whole_file() {
-    let both = format!("{DENY}passthroughMax: 7\nlisten: 127.0.0.1:1\n");
+    let both = format!("{DENY}limits:\n  passthroughMax: 7\nlisten: 127.0.0.1:1\n");
     assert_eq!(
         steps(&[(Ok(text(&both)), true), (Ok(text("")), true)]),
         [
-            "refuse kubefan.yaml: listen, passthroughMax cannot be changed without a restart; nothing of the file is applied: \
+            "refuse kubefan.yaml: listen, limits.passthroughMax cannot be changed without a restart; nothing of the file is applied: \
              restart kubefan, or undo this change",
             "restored"
         ]

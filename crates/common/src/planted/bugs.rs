@@ -206,8 +206,8 @@ bugs! {
     /// Needs: such a list, and a change since.
     ExactIsNewest = "exact-is-newest" breaks "Reliable",
 
-    /// `server/kube/read_loop.rs`: later pages of a list are cut from the newest state and not from that
-    /// of the first page. Needs: a list in pages, and a change in between.
+    /// `server/kube/read_loop.rs`: later pages of a list are cut from the newest state and not from
+    /// that of the first page. Needs: a list in pages, and a change in between.
     PagesOfTheNewestState = "pages-of-the-newest-state" breaks "Reliable, Filtered",
 
     /// `server/kube/list.rs`: the number of objects after a page includes the page. Needs: a list
