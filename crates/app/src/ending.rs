@@ -90,12 +90,13 @@ struct ShutdownStep {
     /// Its name in the log.
     name: &'static str,
     ended: BoxFuture<'static, ()>,
-    /// The longest wait. `None` waits until it has ended.
+    /// The longest wait. `None` if the step has a limit of its own.
     limit: Option<Duration>,
 }
 
 impl ShutdownSteps {
-    /// Adds a step that must complete.
+    /// Adds a step that has a limit of its own: those of the audit log are in
+    /// `kubefan_audit::AuditWriter::finish`.
     pub(super) fn then(mut self, name: &'static str, ended: impl Future<Output = ()> + Send + 'static) -> Self {
         self.0.push(ShutdownStep { name, ended: Box::pin(ended), limit: None });
         self

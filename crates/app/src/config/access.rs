@@ -12,9 +12,9 @@ use super::{ConfigError, ListenAddress, serving::ServingConfig};
 /// The rule by which callers read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthorizationMode {
-    /// What the apiserver lets them read, by SubjectAccessReview.
+    /// Callers read what the apiserver lets them read, by SubjectAccessReview.
     Webhook,
-    /// Everything.
+    /// Callers read everything.
     AlwaysAllow,
 }
 

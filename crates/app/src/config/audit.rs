@@ -23,9 +23,9 @@ pub enum AuditMode {
 kubefan_common::display_choice!(AuditMode);
 section! {
     heading: "Audit log";
-    /// What is recorded of requests, as given.
+    /// The records of requests, as given.
     options: AuditOptions;
-    /// What is recorded of requests.
+    /// The records of requests.
     config: AuditConfig {}
 
     /// Record every request in this file, as JSON lines in the form of kube-apiserver (Event of

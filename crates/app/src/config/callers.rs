@@ -12,15 +12,15 @@ use super::{
 
 section! {
     heading: "Callers";
-    /// Who callers are and what they may read, as given.
+    /// The identity and the rights of callers, as given.
     options: CallerOptions;
-    /// Who callers are and what they may read.
+    /// The identity and the rights of callers.
     config: CallerConfig {
         /// The rule by which callers read, of the profile.
         mode: AuthorizationMode, mode;
     }
 
-    /// What callers may read, and what happens to requests that no cache answers. authorized:
+    /// The rights of callers, and the treatment of requests that no cache answers. authorized:
     /// callers read what the apiserver lets them read (TokenReview, SubjectAccessReview; kubefan's
     /// account needs the ClusterRole system:auth-delegator), and other requests are forwarded with
     /// the caller's credentials. authorized-impersonate: they are forwarded with kubefan's
@@ -72,7 +72,7 @@ section! {
     /// Check tokens of service accounts with the keys of the apiserver's issuer (OIDC discovery),
     /// instead of a TokenReview for each. It needs --api-audiences, and --resource
     /// serviceaccounts,pods: a token counts only as long as the objects exist that it is bound to.
-    /// What cannot be proved so is reviewed. Turn it on if reviews of tokens load the apiserver and
+    /// Other tokens are reviewed. Turn it on if reviews of tokens load the apiserver and
     /// callers have tokens for kubefan.
     tuning.service_account_jwks("BOOL"): bool => service_account_jwks: bool, or_false;
     /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
@@ -97,7 +97,7 @@ section! {
     /// Then all pods of a service account share their verdicts. Only for extras that give no right.
     /// Set it if reviews of many pods with equal rights load the apiserver.
     tuning.authorization_ignore_extra("KEY"): Vec<String> => ignored_extra: Vec<String>, names(is_text, "an empty text is no key");
-    /// Of a list or watch, ask for the right to the whole resource first, then to the namespace,
+    /// For a list or watch, ask for the right to the whole resource first, then to the namespace,
     /// then to exactly what is read, so that one review serves many reads. Turn it off if an
     /// authorizer denies a part of what it allows as a whole.
     tuning.authorization_broad_first("BOOL"): bool = true => broad_first: bool, any;

@@ -222,7 +222,7 @@ fn entry_at(text: &str, line: usize) -> Option<(String, &str)> {
     Some((path, value))
 }
 
-/// What is wrong with a value, in words of the file and not of its parser.
+/// The fault of a value, in words of the file and not of its parser.
 fn problem_of(path: &str, value: &str, error: &serde_saphyr::Error) -> String {
     // All keys of a place are on one line, so the value is not that of one key.
     if PLACES.iter().any(|place| place.name == path) {

@@ -29,7 +29,7 @@ pub(super) const DEFAULT_LIFETIMES: Lifetimes = Lifetimes {
     overlap: time::Duration::from_secs(30 * DAY_SECONDS),
 };
 
-/// Where the certificate of the data port comes from.
+/// The source of the certificate of the data port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsSource {
     /// From files.
@@ -38,7 +38,7 @@ pub enum TlsSource {
     Managed(ManagedOptions),
 }
 
-/// What was given about the managed certificate.
+/// The given settings of the managed certificate.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Given {
     pub(super) secret: Option<ObjectName>,

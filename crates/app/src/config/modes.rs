@@ -11,7 +11,7 @@ use super::{
     section::{FileKey, SecondVariable, Section},
 };
 
-/// Who answers reads, as given.
+/// The switches of reads, as given.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args)]
 pub struct ModeOptions {
     /// The rules, in their order.
@@ -19,7 +19,7 @@ pub struct ModeOptions {
     pub modes: Option<Vec<ModeRule>>,
 }
 
-/// Who answers reads.
+/// The switches of reads: which ones the apiserver answers, or nothing does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModeConfig {
     /// The rules.

@@ -1,4 +1,4 @@
-//! What `--upstream` names: the gRPC address of another kubefan, or a kubeconfig that leads to its
+//! The target of `--upstream`: the gRPC address of another kubefan, or a kubeconfig that leads to its
 //! Kubernetes API.
 
 use std::{net::IpAddr, path::PathBuf};

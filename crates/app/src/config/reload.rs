@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::{ConfigError, ServeConfig, ServeOptions, file};
 
 /// The settings that a running kubefan takes over, by their keys in the file. All others need a
-/// restart.
+/// restart. `live_settings::apply` must take over each of them.
 pub const LIVE: [&str; 7] = [
     "maxStaleness",
     "modes",
@@ -55,7 +55,7 @@ impl ConfigFile {
         Self { path, flags }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -71,7 +71,7 @@ impl ConfigFile {
     /// The configuration that a content of the file, the flags and the variables make together.
     ///
     /// # Errors
-    /// What is wrong, with the line if it is in the file.
+    /// The fault, with the line if it is in the file.
     pub fn parse(&self, content: &str) -> Result<Configured, ConfigError> {
         Configured::new(self.flags.clone().overlay(file::parse_at(&self.path, content)?))
     }

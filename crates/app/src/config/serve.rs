@@ -102,7 +102,7 @@ macro_rules! sections {
 sections! {
     /// The ports and their limits.
     serving: ServingOptions => ServingConfig;
-    /// Who callers are, and what they may read.
+    /// The identity and the rights of callers.
     callers: CallerOptions => CallerConfig;
     /// The record of requests.
     audit: AuditOptions => AuditConfig;
@@ -120,7 +120,7 @@ sections! {
     logging: LoggingOptions => LoggingConfig;
     /// The traces.
     traces: TraceOptions => TraceConfig;
-    /// Who answers reads.
+    /// The switches of reads.
     modes: ModeOptions => ModeConfig;
 }
 

@@ -23,7 +23,7 @@ pub enum InvalidUnit {
     ByteSize(String),
 }
 
-/// What a wrong duration probably means, as the end of a sentence.
+/// The probable meaning of a wrong duration, as the end of a sentence.
 fn hint(text: &str) -> String {
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
     match days {

@@ -85,9 +85,9 @@ impl Verdict {
     pub(super) fn of(error: &ClientError) -> Self {
         let gone = match error {
             ClientError::Unreachable { .. } => true,
-            // kubefan's own errors have a reason or a delay. Others are of a proxy in between.
             // kubefan answers no reads of the resource until its operator switches it back.
             ClientError::Status(status) if status.reason == ErrorReason::Passthrough => true,
+            // kubefan's own errors have a reason or a delay. Others are of a proxy in between.
             ClientError::Status(status) => {
                 use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, Unavailable, Unknown};
                 status.reason.is_empty()
