@@ -4,7 +4,7 @@ mod access;
 mod agents;
 mod fanout;
 mod full_state;
-mod hostile;
+mod hostile_clients;
 mod idle;
 mod list;
 mod resume_storm;
@@ -88,7 +88,7 @@ impl Case {
     /// Measures one server once.
     pub(super) async fn measure(&self, run: &Run<'_>, source: &mut Source) -> Result<Vec<Sample>, BenchError> {
         if let Some(attack) = self.attack {
-            return hostile::measure(run, source, attack).await;
+            return hostile_clients::measure(run, source, attack).await;
         }
         match (self.scenario, self.views) {
             (Scenario::Fanout, _) => fanout::closed_loop(run, source).await,

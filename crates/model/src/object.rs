@@ -21,8 +21,8 @@ mod label_lookup;
 mod object_error;
 mod parse;
 mod parser;
-mod protobuf;
 mod protobuf_fields;
+mod protobuf_metadata;
 mod texts;
 
 pub use self::{cached_object::Object, label_lookup::LabelLookup, object_error::ObjectError, parser::ObjectParser};

@@ -12,7 +12,7 @@ mod labels;
 mod managed_tls;
 mod moved_watches;
 mod register;
-mod traces;
+mod span_export;
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub use self::{
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     managed_tls::ManagedTlsMetrics,
     moved_watches::RebalanceMetrics,
-    traces::TraceMetrics,
+    span_export::TraceMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
 use super::requests::RequestMetrics;

@@ -12,12 +12,12 @@ use serde::{
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::{ConfigError, ServeOptions, moved, names::nearest, settings};
+use super::{
+    ConfigError, ServeOptions, moved,
+    names::nearest,
+    settings::{self, API_VERSION, KIND},
+};
 
-/// `apiVersion` of the file.
-pub const API_VERSION: &str = "kubefan.dev/v1alpha1";
-/// `kind` of the file.
-pub const KIND: &str = "ServeConfiguration";
 /// A longer file is not a configuration of kubefan.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 

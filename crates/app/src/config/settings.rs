@@ -1,8 +1,10 @@
 //! The configuration file as programs write it: benchmarks and tests start kubefan with settings
 //! that have no flags.
 
-use super::file::{API_VERSION, KIND};
-
+/// `apiVersion` of the file.
+pub const API_VERSION: &str = "kubefan.dev/v1alpha1";
+/// `kind` of the file.
+pub const KIND: &str = "ServeConfiguration";
 /// The maps of the keys that have no flags.
 pub(super) const PLACES: [&str; 2] = ["limits", "tuning"];
 

@@ -332,16 +332,16 @@ bugs! {
     /// version. Needs: a restore from a backup that also breaks the watch.
     BrokenWatchTrusted = "broken-watch-trusted" breaks "Convergent, Reliable, Ordered, Bookmarkable",
 
-    /// `admission/fair_share.rs`: a permit that is given back while the limit is lowered stays taken.
-    /// Needs: short memory, snapshots under way.
+    /// `admission/fair_share.rs`: a permit that is given back while the limit is lowered stays
+    /// taken. Needs: short memory, snapshots under way.
     WithheldPermitsLost = "withheld-permits-lost" breaks "Convergent, Resumable",
 
     /// `informers/memory_pressure.rs`: the end of the pressure takes no effect. Needs: short
     /// memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `informers/informer/standing.rs`: an informer keeps its place in the scheduler of lists while
-    /// it waits after a failure. Needs: as many failing caches as there are places.
+    /// `informers/informer/standing.rs`: an informer keeps its place in the scheduler of lists
+    /// while it waits after a failure. Needs: as many failing caches as there are places.
     BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 
     /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded
