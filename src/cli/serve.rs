@@ -6,7 +6,9 @@ use std::{env, path::PathBuf};
 use clap::{Args, Command};
 use kubefan_app::{
     self,
-    config::{self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions, moved},
+    config::{
+        self, ConfigError, ConfigFile, SecondVariable, ServeConfig, ServeOptions, moved, traces::PROTOCOL_VARIABLE,
+    },
     reload::WatchedFile,
 };
 
@@ -51,8 +53,7 @@ pub(super) fn with_defaults(command: Command) -> Command {
 /// Reads an option from the second name of its variable where only that is set. The parser knows
 /// one name.
 pub(super) fn with_second_variables(command: Command) -> Command {
-    let counts = |names: &SecondVariable| env::var_os(names.second).is_some_and(|value| names.counts(&value));
-    let used = config::second_variables().into_iter().filter(|names| !is_set(names.first) && counts(names));
+    let used = config::second_variables().into_iter().filter(|names| !is_set(names.first) && is_set(names.second));
     used.fold(command, |command, names| command.mut_arg(names.field, |arg| arg.env(names.second)))
 }
 
@@ -113,7 +114,8 @@ pub(super) fn unknown_variables(variables: &[String]) -> Vec<String> {
 }
 
 /// The configuration, and the file that it is from.
-fn configure(args: ServeArgs) -> Result<(ServeConfig, Option<WatchedFile>), ConfigError> {
+fn configure(mut args: ServeArgs) -> Result<(ServeConfig, Option<WatchedFile>), ConfigError> {
+    args.options.traces.read_protocol(env::var(PROTOCOL_VARIABLE).ok().as_deref());
     let Some(path) = args.config else { return Ok((args.options.validate()?, None)) };
     let watched = WatchedFile::read(ConfigFile::new(path, args.options))?;
     Ok((watched.config().clone(), Some(watched)))

@@ -130,7 +130,9 @@ impl Access {
             return Ok(());
         }
         let same_callers = |other: &&Self| need == Need::KnownCallers || other.mode() == self.mode();
-        let others = Self::value_variants().iter().filter(|other| other.has(need)).filter(same_callers);
+        // A profile for this machine may be unsafe at the address, and `local-self` gives rights.
+        let is_safe = |other: &&Self| (self.is_local() || !other.is_local()) && **other != Self::LocalSelf;
+        let others = Self::value_variants().iter().filter(|other| other.has(need)).filter(same_callers).filter(is_safe);
         let others: Vec<_> = others.map(|other| format!("--access={other}")).collect();
         ConfigError::contradiction(format!(
             "{option} {}; leave {option} out, or choose {}",
@@ -162,18 +164,18 @@ impl Access {
         }
         let is_plain = matches!(listen, ListenAddress::Tcp(_)) && serving.tls.is_none();
         if self.mode() == AuthorizationMode::Webhook && is_plain && !allows_anonymous {
-            let (who, otherwise) = if is_given {
-                (format!("--access={self} with --listen {listen}"), "")
+            let (who, places) = if is_given {
+                (format!("--access={self} with --listen {listen}"), "unix:PATH")
             } else {
-                let otherwise = ", or let every client that can reach it read everything cached with --access=insecure";
-                (
-                    format!("--listen {listen} can be reached by other machines, so callers are authorized, and that"),
-                    otherwise,
-                )
+                let who =
+                    format!("--listen {listen} can be reached by other machines, so callers are authorized, and that");
+                let places = "127.0.0.1 or on unix:PATH, or let every client that can reach it read everything cached with \
+                              --access=insecure";
+                (who, places)
             };
             return ConfigError::contradiction(format!(
                 "{who} needs TLS: callers could send no token, because others could read it on the way; add --tls-cert-file and \
-                 --tls-private-key-file, or listen on 127.0.0.1 or on unix:PATH{otherwise}"
+                 --tls-private-key-file, or listen on {places}"
             ));
         }
         Ok(())

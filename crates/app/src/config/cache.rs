@@ -17,6 +17,8 @@ use super::{
 #[serde(rename_all = "lowercase")]
 pub enum CacheCompression {
     /// As upstream sent them: reading them costs nothing.
+    // Helm writes `off` as false.
+    #[serde(alias = "false")]
     Off,
     /// By zstd with a dictionary per resource: a fifth of the memory, and about 5 µs for each
     /// object that is read.

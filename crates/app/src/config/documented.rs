@@ -25,7 +25,7 @@ fn must_be(page: &str, mark: &str, wanted: &str) {
     let first = found.lines().zip(wanted.lines()).find(|(found, wanted)| found != wanted);
     assert!(
         found == wanted,
-        "{page} differs at {first:?}: KUBEFAN_RENDER=1 cargo test -p kubefan-proxy --lib config::documented writes it"
+        "{page} differs at {first:?}: KUBEFAN_RENDER=1 cargo test -p kubefan-app --lib config::documented writes it"
     );
 }
 

@@ -16,8 +16,11 @@ use super::{
 #[serde(rename_all = "lowercase")]
 pub enum ProtobufMode {
     /// While clients ask for it.
+    #[serde(alias = "true")]
     On,
     /// Never: these requests go upstream.
+    // Helm writes `off` as false, and `on` as true.
+    #[serde(alias = "false")]
     Off,
 }
 

@@ -10,8 +10,6 @@
 //! An option whose flag has a name of its own (`--resource`, key `resources`) takes both names in
 //! all three places. Otherwise the name that is right in one place is ignored in another.
 
-use std::ffi::OsStr;
-
 use serde::de::MapAccess;
 
 /// The options under one heading of `--help`. All are optional.
@@ -69,15 +67,6 @@ pub struct SecondVariable {
     /// Whether other programs read it under that name. Then kubefan's own name comes first, and
     /// nothing is refused because of the other.
     pub is_foreign: bool,
-    /// The values that count under a foreign name; all if there are none here.
-    pub values: &'static [&'static str],
-}
-
-impl SecondVariable {
-    /// Whether the value counts that the second name has.
-    pub fn counts(&self, value: &OsStr) -> bool {
-        self.values.is_empty() || self.values.iter().any(|known| value == *known)
-    }
 }
 
 /// Declares a section: its options and the configuration that they become.
@@ -242,7 +231,6 @@ macro_rules! section {
                     first: $crate::config::names::spelled!("KUBEFAN_", Upper, $flag),
                     second: $crate::config::section::second_name!("KUBEFAN_", Upper, $name, $flag),
                     is_foreign: false,
-                    values: &[],
                 },)?)*];
 
             fn overlay(self, lower: Self) -> Self {

@@ -17,7 +17,7 @@ use super::{
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
-    rules::unusable,
+    rules::{needs, unusable},
     section::{FileKey, SecondVariable, Section},
     serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses, check_tls},
     traces::{self, TraceConfig, TraceOptions},
@@ -83,7 +83,7 @@ macro_rules! sections {
 
         /// The environment variables with a second name.
         pub fn second_variables() -> Vec<SecondVariable> {
-            [&traces::VARIABLES[..], $($options::SECOND_VARIABLES),*].concat()
+            [&[traces::ENDPOINT][..], $($options::SECOND_VARIABLES),*].concat()
         }
 
         /// The defaults as `--help` shows them, by the name of the option's field.
@@ -133,10 +133,17 @@ impl ServeOptions {
         self.on_demand.on_demand.get_or_insert(serving.listen.is_local());
         let (callers, peer) = (self.callers.clone(), self.peer.clone());
         let has_tls_min_version = self.serving.tls_min_version.is_some();
+        let has_listen_mode = self.serving.listen_mode.is_some();
+        let has_audit_mode = self.audit.audit_log_mode.is_some();
         let mut config = self.resolve()?;
         config.passthrough.credentials = access.credentials();
 
         check_addresses(&config.serving, config.peer.listen.as_ref())?;
+        let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
+        let has_socket = is_unix(&config.serving.listen) || is_unix(&config.serving.admin_listen);
+        // Without its file or socket, the operator would believe in a record, or in a restriction.
+        needs(("--audit-log-mode", has_audit_mode), ("--audit-log-path", config.audit.path.is_some()))?;
+        needs(("--listen-mode", has_listen_mode), ("--listen or --admin-listen unix:PATH", has_socket))?;
         callers.check(&config.callers)?;
         access.check(is_access_given, config.callers.anonymous, &config.serving)?;
         let is_admin_tcp = matches!(config.serving.admin_listen, ListenAddress::Tcp(_));

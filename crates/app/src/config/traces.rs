@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use kubefan_telemetry::traces::{Protocol, TraceSettings};
 
 use super::{
@@ -10,23 +11,17 @@ use super::{
     section::{SecondVariable, section},
 };
 
-/// The variables of OpenTelemetry, which its operator sets in pods.
-pub(super) const VARIABLES: [SecondVariable; 2] = [
-    SecondVariable {
-        field: "otlp_endpoint",
-        first: "KUBEFAN_OTLP_ENDPOINT",
-        second: "OTEL_EXPORTER_OTLP_ENDPOINT",
-        is_foreign: true,
-        values: &[],
-    },
-    SecondVariable {
-        field: "otlp_protocol",
-        first: "KUBEFAN_OTLP_PROTOCOL",
-        second: "OTEL_EXPORTER_OTLP_PROTOCOL",
-        is_foreign: true,
-        values: &["grpc", "http/protobuf"],
-    },
-];
+/// The endpoint's variable of OpenTelemetry, which its operator sets in pods.
+pub(super) const ENDPOINT: SecondVariable = SecondVariable {
+    field: "otlp_endpoint",
+    first: "KUBEFAN_OTLP_ENDPOINT",
+    second: "OTEL_EXPORTER_OTLP_ENDPOINT",
+    is_foreign: true,
+};
+
+/// The protocol's variable of OpenTelemetry. The setting has no flag, and the variable counts more
+/// than its key in the file.
+pub const PROTOCOL_VARIABLE: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 
 section! {
     heading: "Traces";
@@ -73,13 +68,21 @@ fn settings(options: &TraceOptions) -> Result<Option<TraceSettings>, ConfigError
     }))
 }
 
+impl TraceOptions {
+    /// Takes over the value of [`PROTOCOL_VARIABLE`], if it names a protocol that kubefan has: a
+    /// variable that is set for all programs cannot keep it from starting.
+    pub fn read_protocol(&mut self, variable: Option<&str>) {
+        let known = variable.and_then(|value| Protocol::from_str(value, false).ok());
+        self.otlp_protocol = known.or(self.otlp_protocol);
+    }
+}
+
 impl TraceConfig {
     /// Says which environment variable the endpoint is of, if any. One that is set for all programs
     /// cannot keep kubefan from starting.
     pub fn is_of_variable(&mut self, variable: Option<&str>) {
         if let Some(settings) = &mut self.settings {
-            let is_foreign = |names: &SecondVariable| names.is_foreign && variable == Some(names.second);
-            settings.is_foreign = VARIABLES.iter().any(is_foreign);
+            settings.is_foreign = variable == Some(ENDPOINT.second);
         }
     }
 }
@@ -89,11 +92,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_protocol_of_the_variable_counts_if_kubefan_has_it() {
+        for (variable, protocol) in [
+            (Some("grpc"), Some(Protocol::Grpc)),
+            (Some("http/protobuf"), Some(Protocol::HttpProtobuf)),
+            (Some("http/json"), None),
+            (None, None),
+        ] {
+            let mut options = TraceOptions::default();
+            options.read_protocol(variable);
+            assert_eq!(options.otlp_protocol, protocol, "{variable:?}");
+        }
+    }
+
+    #[test]
     fn an_endpoint_is_foreign_only_if_its_variable_is() {
-        let [endpoint, protocol] = VARIABLES;
-        assert!(endpoint.counts("http://collector:4317".as_ref()));
-        assert!(protocol.counts("http/protobuf".as_ref()));
-        assert!(!protocol.counts("http/json".as_ref()), "kubefan does not have it, and must not refuse to start");
         let options = TraceOptions { otlp_endpoint: Some("http://collector:4317".to_owned()), ..Default::default() };
         let mut config = options.resolve().unwrap();
         for (variable, is_foreign) in

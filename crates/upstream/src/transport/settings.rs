@@ -51,7 +51,7 @@ pub enum SettingsError {
     /// Callers' tokens would be sent to the apiserver without protection.
     #[error(
         "callers' tokens would be passed on to {server} {problem}, where others could read them; use a kubeconfig with https and \
-         the CA of the apiserver, pass nothing on (--access=authorized-cache-only), or accept this with tuning.passthroughInsecureUpstream"
+         the CA of the apiserver, choose a profile that passes nothing on (--access=…-cache-only), or accept this with tuning.passthroughInsecureUpstream"
     )]
     Unprotected {
         /// Scheme, host and port.

@@ -291,3 +291,17 @@ fn peers_need_certificates_and_certificates_peers() {
     let same = [["--listen=127.0.0.1:1", "--peer-listen=127.0.0.1:1"].as_slice(), &files].concat();
     assert!(problem(&same).contains("are both 127.0.0.1:1"));
 }
+
+#[test]
+fn a_mode_without_its_file_or_socket_is_refused() {
+    assert_eq!(problem(&["--audit-log-mode=blocking-strict"]), "--audit-log-mode needs --audit-log-path");
+    assert_eq!(problem(&["--listen-mode=0600"]), "--listen-mode needs --listen or --admin-listen unix:PATH");
+}
+
+#[test]
+fn every_second_variable_is_of_a_flag() {
+    let command = <ServeOptions as clap::Args>::augment_args(clap::Command::new("serve"));
+    for names in second_variables() {
+        assert!(command.get_arguments().any(|arg| arg.get_id() == names.field), "{}", names.second);
+    }
+}
