@@ -51,7 +51,7 @@ pub fn refused(refusal: &Refusal) -> Status {
 /// alone: a kubefan behind this one tells it to its own readers.
 fn failing(message: String, cause: &str) -> Status {
     let metadata = HashMap::from([(error_metadata::CAUSE.to_owned(), shortened(without_user(cause)))]);
-    with_details(ErrorReason::NotSynced, details(ErrorReason::NotSynced, metadata), message)
+    with_metadata(ErrorReason::NotSynced, metadata, message)
 }
 
 /// The name of a code in the gRPC specification.
@@ -104,7 +104,7 @@ pub fn ended(end: &StreamEnd, sent: Option<ResourceVersion>) -> Option<Status> {
 /// The status of a stream that continues elsewhere.
 fn come_back(reason: ErrorReason, message: String, sent: Option<ResourceVersion>) -> Status {
     let version = |sent: ResourceVersion| (error_metadata::RESUME_VERSION.to_owned(), sent.least_reached().to_string());
-    with_details(reason, details(reason, sent.map(version).into_iter().collect()), message)
+    with_metadata(reason, sent.map(version).into_iter().collect(), message)
 }
 
 /// Replaces a status that the gRPC library made by one with a reason of kubefan's. The library
@@ -207,7 +207,7 @@ fn too_old(expired: &Expired) -> Status {
         (error_metadata::REQUESTED_RESOURCE_VERSION.to_owned(), expired.requested.least_reached().to_string()),
         (error_metadata::OLDEST_RESOURCE_VERSION.to_owned(), expired.oldest.least_reached().to_string()),
     ]);
-    with_details(ErrorReason::TooOld, details(ErrorReason::TooOld, metadata), expired.to_string())
+    with_metadata(ErrorReason::TooOld, metadata, expired.to_string())
 }
 
 /// The longest message, in bytes. Messages quote the request, and a status is sent in headers,
@@ -224,32 +224,40 @@ fn shortened(mut message: String) -> String {
 }
 
 fn invalid(field: &str, message: String) -> Status {
-    let mut details = details(ErrorReason::InvalidArgument, HashMap::new());
-    details.add_bad_request_violation(field, &message);
-    with_details(ErrorReason::InvalidArgument, details, format!("{field}: {message}"))
+    let text = format!("{field}: {message}");
+    with_details(ErrorReason::InvalidArgument, HashMap::new(), text, |details| {
+        details.add_bad_request_violation(field, &message);
+    })
 }
 
 fn failed(reason: ErrorReason, message: String) -> Status {
-    with_details(reason, details(reason, HashMap::new()), message)
+    with_metadata(reason, HashMap::new(), message)
 }
 
 /// The status of a temporary error with a delay of its own.
 fn failed_for(delay: Duration, reason: ErrorReason, message: String) -> Status {
-    let mut details = details(reason, HashMap::new());
-    details.set_retry_info(Some(delay));
-    with_details(reason, details, message)
+    with_details(reason, HashMap::new(), message, |details| {
+        details.set_retry_info(Some(delay));
+    })
 }
 
-fn details(reason: ErrorReason, metadata: HashMap<String, String>) -> ErrorDetails {
+fn with_metadata(reason: ErrorReason, metadata: HashMap<String, String>, message: String) -> Status {
+    with_details(reason, metadata, message, |_| {})
+}
+
+/// The status for a reason, with the details that `add` adds to those of the reason.
+fn with_details(
+    reason: ErrorReason,
+    metadata: HashMap<String, String>,
+    message: String,
+    add: impl FnOnce(&mut ErrorDetails),
+) -> Status {
     let mut details = ErrorDetails::with_error_info(reason.as_str(), ERROR_DOMAIN, metadata);
     if let Some(delay) = reason.retry_delay() {
         // Clients add their own jitter.
         details.set_retry_info(Some(delay));
     }
-    details
-}
-
-fn with_details(reason: ErrorReason, details: ErrorDetails, message: String) -> Status {
+    add(&mut details);
     Status::with_error_details(reason.code(), message, details)
 }
 
