@@ -128,7 +128,7 @@ use crate::{
         codec::{WatchMessage, read_event, read_page},
         error::WATCH_SHORT,
         page_limit::PageLimit,
-        state::{Doubt, ListForm, ListWatchState, OpenWatch, PagedList, Refused, Reread, further},
+        state::{Doubt, ListForm, ListWatchState, OpenWatch, PagedList, RefusedRequests, Reread, further},
     },
 };
 
@@ -152,7 +152,7 @@ pub struct Reflector<R> {
     warnings: Warnings,
     /// Updates that were read but not yet returned.
     ready: VecDeque<(Update, Instant)>,
-    refused: Refused,
+    refused: RefusedRequests,
     /// Number of objects of the next page.
     page_limit: PageLimit,
     /// Set for a backfill: read only the events after this version, without a standing watch.
@@ -180,7 +180,7 @@ impl<R: Rng> Reflector<R> {
             state: ListWatchState::empty(RelistReason::Initial),
             warnings: Warnings::default(),
             ready: VecDeque::new(),
-            refused: Refused::default(),
+            refused: RefusedRequests::default(),
             page_limit: PageLimit::new(options.page_size),
             backfills_from: None,
         }

@@ -80,7 +80,7 @@ pub(super) enum Doubt {
 
 /// The optional requests that the server has refused. They are not sent again.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Refused {
+pub(super) struct RefusedRequests {
     /// Watch-lists: the server refused or ignored `sendInitialEvents`, or an object is too long for
     /// a line.
     pub(super) watch_list: bool,
@@ -94,7 +94,7 @@ impl ListWatchState {
         Self::Empty { reason, form: ListForm::default() }
     }
 
-    /// Returns the state after a failure that leads to no other: the list starts over.
+    /// Returns the state if a step fails and sets no other: the list starts over.
     pub(super) fn lost(&self) -> Self {
         Self::Empty { reason: self.relist_reason(), form: self.list_form() }
     }
