@@ -335,7 +335,9 @@ impl App {
         }
         let reader = server.reader().clone();
         LiveSettings { watched: self.watched, switches, reader }.build(shared, &registry);
-        memory.build(shared, &registry, server);
+        memory.build(shared, &registry, server.readers().clone());
+        // The server has a copy of the audit log, too; the task of the data port drops the other.
+        drop(server);
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
         let ended = until_drained(shutdown, &mut data, &mut admin, &stops.drain, config.serving.drain_timeout).await;

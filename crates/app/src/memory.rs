@@ -6,8 +6,9 @@ use kubefan_informers::{
     Registry,
     memory_pressure::{MemoryBudget, keep_within},
 };
+use kubefan_server::transport::unread::Readers;
 
-use super::{component::Shared, serving_data::DataServer};
+use super::component::Shared;
 use crate::config::ServeConfig;
 
 /// Keeps the process within its budget, if it has one.
@@ -26,11 +27,10 @@ impl Memory {
         self.budget.as_ref().map(|budget| budget.bytes_max)
     }
 
-    /// Limits caches and readers until kubefan stops. Without a budget `server` is dropped, because
-    /// it has a copy of the audit log, whose writer ends with the last one.
-    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>, server: DataServer) {
+    /// Limits caches and readers until kubefan stops.
+    pub(super) fn build(self, shared: Shared<'_>, registry: &Arc<Registry>, readers: Arc<Readers>) {
         let Some(budget) = self.budget else { return };
-        let end_unread = move || server.readers().end_some();
+        let end_unread = move || readers.end_some();
         shared.spawn(keep_within(registry.clone(), shared.metrics.clone(), budget, end_unread));
     }
 }
