@@ -64,8 +64,6 @@ use super::{
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 /// Time for which a list may hold its place without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
-/// The wait before objects are read again for a new schema, if that failed.
-const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
 const PREPARE_OBJECTS: usize = 100;
 
@@ -214,7 +212,7 @@ impl Informer {
     /// schema, if the list for it has ended early.
     fn interrupted(&mut self, event: Event) {
         if self.standing.gives_up_reread(self.reflector.next_step()) {
-            unless_planted!(RereadGivenUp => self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged));
+            unless_planted!(RereadGivenUp => self.plan_reread());
         }
         self.follow(event);
     }

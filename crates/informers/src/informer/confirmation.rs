@@ -5,15 +5,20 @@
 //! check is discarded if the check fails. Without a check before the next request, each attempt
 //! would cost the apiserver a list or a watch that is discarded again.
 
+use std::time::Duration;
+
 use kubefan_cache::RelistReason;
 use kubefan_fanout::CommitBatch;
 use kubefan_upstream::identity::IdentityError;
 use tokio::time::Instant;
 
 use super::{
-    Informer, REREAD_INTERVAL,
+    Informer,
     standing::{Discard, Event},
 };
+
+/// The wait before objects are read again for a new schema, if that failed.
+const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Informer {
     /// Whether upstream may be asked for a list or a watch. If it is not confirmed, this waits.
@@ -58,13 +63,18 @@ impl Informer {
         self.follow(Event::Relisted);
     }
 
+    /// Plans to read the objects again for the schema, after that has failed.
+    pub(super) fn plan_reread(&self) {
+        self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged);
+    }
+
     /// Discards everything that the reflector has received since the last commit.
     fn discard(&mut self, begins: Option<RelistReason>) {
         match self.standing.discard(begins, self.writer.version()) {
             Discard::Resume(version) => self.reflector.resume_from(version),
             Discard::ResumeAndReread(version) => {
                 self.reflector.resume_from(version);
-                self.planned_relist.request(Instant::now() + REREAD_INTERVAL, RelistReason::SchemaChanged);
+                self.plan_reread();
             }
             Discard::Relist(reason) => self.reflector.relist(reason),
         }

@@ -239,8 +239,9 @@ impl Standing {
 
     /// Whether a list for the schema is given up if `next` is the step that follows.
     pub(super) fn gives_up_reread(self, next: NextStep) -> bool {
+        let list = self.list();
         let is_reread = |begin: ListBegin| begin.reason == RelistReason::SchemaChanged;
-        self.list().begin.is_some_and(is_reread) && next != NextStep::RequestList
+        list.begin.is_some_and(is_reread) && list.if_requested(next).begin.is_none()
     }
 
     /// Decides the remainder after a failed check. `begins` is the reason of a list whose begin is
@@ -263,7 +264,7 @@ impl List {
         Self { progress: self.progress.map(|_| at), ..self }
     }
 
-    /// Returns this list, if the next step requests it again.
+    /// Returns this list if the next step requests it again. Otherwise it has ended.
     fn if_requested(self, next: NextStep) -> Self {
         if next == NextStep::RequestList { self } else { Self::default() }
     }
