@@ -11,7 +11,7 @@
 //! | `Starting` | may ask peers for their state |
 //! | `CheckDue` | checks the cluster until it is confirmed |
 //! | `ListDue` | waits for a place, and has a list or a page of it requested |
-//! | `Receiving` | applies what has arrived, and reads the rest of the list |
+//! | `Delivering` | applies updates that have arrived, of a list or a watch, or reads the rest of a list |
 //! | `WatchDue` | has a watch opened |
 //! | `Watching` | reads the watch; a proof may advance the cache, and a planned relist may begin |
 //! | `Rereading` | the same, and reads a list for the new schema beside the watch |
@@ -33,8 +33,8 @@ pub(super) enum Standing {
     CheckDue { denied_since: Option<Instant> },
     /// The next step requests a list, or a page of one.
     ListDue(List, Answers),
-    /// The next step returns an update that has arrived, or reads a list.
-    Receiving(List, Answers),
+    /// The next step returns an update that has arrived, of a list or a watch, or reads a list.
+    Delivering(List, Answers),
     /// Everything up to a version was received. The next step opens a watch from there.
     WatchDue(Answers),
     /// A watch is open.
@@ -120,16 +120,16 @@ impl Standing {
         let list = self.list();
         let answers = self.answers();
         match event {
-            Event::Started | Event::Updated => Self::at(next, list, answers),
-            Event::PlaceGiven(at) => Self::at(next, List { progress: Some(at), ..list }, answers),
-            Event::Stalled => Self::at(next, List { progress: None, ..list }, answers),
+            Event::Started | Event::Updated => Self::before(next, list, answers),
+            Event::PlaceGiven(at) => Self::before(next, List { progress: Some(at), ..list }, answers),
+            Event::Stalled => Self::before(next, List { progress: None, ..list }, answers),
             Event::Confirmed => {
                 let answers = Answers { is_confirmed: true, ..answers };
                 match self {
-                    Self::Starting { .. } | Self::CheckDue { .. } => Self::at(next, list, answers),
+                    Self::Starting { .. } | Self::CheckDue { .. } => Self::before(next, list, answers),
                     // The checked update is not applied yet.
                     Self::ListDue(..) => Self::ListDue(list, answers),
-                    Self::Receiving(..) => Self::Receiving(list, answers),
+                    Self::Delivering(..) => Self::Delivering(list, answers),
                     Self::WatchDue(_) => Self::WatchDue(answers),
                     Self::Watching(_) => Self::Watching(answers),
                     Self::Rereading(..) => Self::Rereading(list, answers),
@@ -137,31 +137,34 @@ impl Standing {
             }
             Event::Unconfirmed { checks_first: true } => Self::CheckDue { denied_since: answers.denied_since },
             Event::Unconfirmed { checks_first: false } => {
-                Self::at(next, List::default(), Answers { is_confirmed: false, ..answers })
+                Self::before(next, List::default(), Answers { is_confirmed: false, ..answers })
             }
-            Event::ListBegun { begin, at } => Self::at(next, list.received(at).begun(begin), answers),
-            Event::ItemReceived(at) => Self::at(next, list.received(at), answers),
-            Event::ListEnded => Self::at(next, List::default(), answers),
+            Event::ListBegun { begin, at } => Self::before(next, list.received(at).begun(begin), answers),
+            Event::ItemReceived(at) => Self::before(next, list.received(at), answers),
+            Event::ListEnded => Self::before(next, List::default(), answers),
             Event::WatchOpened => {
                 // A new request may use another connection than the list. A watch-list is the same
                 // request, and its end is confirmed.
                 let is_confirmed = answers.is_confirmed && next != NextStep::ReadWatch;
-                Self::at(next, list, Answers { is_confirmed, denied_since: None })
+                Self::before(next, list, Answers { is_confirmed, denied_since: None })
             }
-            Event::WatchEnded => Self::at(next, list.if_requested(next), Answers { is_confirmed: false, ..answers }),
+            Event::WatchEnded => {
+                Self::before(next, list.if_requested(next), Answers { is_confirmed: false, ..answers })
+            }
             Event::Failed { denied_at } => {
                 let denied_since = denied_at.map(|at| answers.denied_since.unwrap_or(at));
                 let answers = Answers { is_confirmed: false, denied_since };
-                Self::at(next, list.if_requested(next).during_wait(), answers)
+                Self::before(next, list.if_requested(next).during_wait(), answers)
             }
-            Event::Relisted => Self::at(next, List { begin: None, ..list }.during_wait(), answers),
+            Event::Relisted => Self::before(next, List { begin: None, ..list }.during_wait(), answers),
         }
     }
 
-    fn at(next: NextStep, list: List, answers: Answers) -> Self {
+    /// Returns where the informer stands before this step.
+    fn before(next: NextStep, list: List, answers: Answers) -> Self {
         match next {
             NextStep::RequestList => Self::ListDue(list, answers),
-            NextStep::ReturnUpdate | NextStep::ReadList => Self::Receiving(list, answers),
+            NextStep::ReturnUpdate | NextStep::ReadList => Self::Delivering(list, answers),
             NextStep::OpenWatch => Self::WatchDue(answers),
             NextStep::ReadWatch if list.begin.is_some() => Self::Rereading(list, answers),
             NextStep::ReadWatch => Self::Watching(answers),
@@ -170,7 +173,7 @@ impl Standing {
 
     fn list(self) -> List {
         match self {
-            Self::ListDue(list, _) | Self::Receiving(list, _) | Self::Rereading(list, _) => list,
+            Self::ListDue(list, _) | Self::Delivering(list, _) | Self::Rereading(list, _) => list,
             Self::Starting { .. } | Self::CheckDue { .. } | Self::WatchDue(_) | Self::Watching(_) => List::default(),
         }
     }
@@ -180,7 +183,7 @@ impl Standing {
             Self::Starting { .. } => Answers::default(),
             Self::CheckDue { denied_since } => Answers { is_confirmed: false, denied_since },
             Self::ListDue(_, answers)
-            | Self::Receiving(_, answers)
+            | Self::Delivering(_, answers)
             | Self::WatchDue(answers)
             | Self::Watching(answers)
             | Self::Rereading(_, answers) => answers,
@@ -213,7 +216,7 @@ impl Standing {
         match self {
             Self::CheckDue { .. } => true,
             Self::Watching(_) | Self::Rereading(..) => false,
-            Self::Starting { .. } | Self::ListDue(..) | Self::Receiving(..) | Self::WatchDue(_) => is_doubted,
+            Self::Starting { .. } | Self::ListDue(..) | Self::Delivering(..) | Self::WatchDue(_) => is_doubted,
         }
     }
 

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use NextStep::{OpenWatch, ReadList, ReadWatch, RequestList, ReturnUpdate};
-use Standing::{CheckDue, ListDue, Receiving, Rereading, WatchDue, Watching};
+use Standing::{CheckDue, Delivering, ListDue, Rereading, WatchDue, Watching};
 
 /// A transition: where the informer stands, the event, the reflector's next step, and where the
 /// informer stands then.
@@ -96,12 +96,12 @@ fn a_list_in_pages_leads_to_a_watch() {
         }),
         row(ListDue(of.placed(1), of.confirmed), begun, RequestList, ListDue(of.begun(FIRST, 2), of.confirmed)),
         row(ListDue(of.begun(FIRST, 2), of.confirmed), Event::ItemReceived(of.at(3)), ReturnUpdate, {
-            Receiving(of.begun(FIRST, 3), of.confirmed)
+            Delivering(of.begun(FIRST, 3), of.confirmed)
         }),
-        row(Receiving(of.begun(FIRST, 3), of.confirmed), Event::ItemReceived(of.at(4)), RequestList, {
+        row(Delivering(of.begun(FIRST, 3), of.confirmed), Event::ItemReceived(of.at(4)), RequestList, {
             ListDue(of.begun(FIRST, 4), of.confirmed)
         }),
-        row(Receiving(of.begun(FIRST, 4), of.confirmed), Event::ListEnded, OpenWatch, WatchDue(of.confirmed)),
+        row(Delivering(of.begun(FIRST, 4), of.confirmed), Event::ListEnded, OpenWatch, WatchDue(of.confirmed)),
         row(WatchDue(of.confirmed), Event::WatchOpened, ReadWatch, Watching(of.unconfirmed)),
         row(Watching(of.unconfirmed), Event::Confirmed, ReadWatch, Watching(of.confirmed)),
         row(Watching(of.confirmed), Event::Updated, ReadWatch, Watching(of.confirmed)),
@@ -113,9 +113,9 @@ fn a_list_in_pages_leads_to_a_watch() {
 fn a_watch_list_is_one_request_whose_end_is_confirmed() {
     let of = Values::new();
     let begun = Event::ListBegun { begin: of.begin(FIRST), at: of.at(2) };
-    let complete = Receiving(of.begun(FIRST, 3), of.confirmed);
+    let complete = Delivering(of.begun(FIRST, 3), of.confirmed);
     of.check([
-        row(ListDue(of.placed(1), of.confirmed), begun, ReadList, Receiving(of.begun(FIRST, 2), of.confirmed)),
+        row(ListDue(of.placed(1), of.confirmed), begun, ReadList, Delivering(of.begun(FIRST, 2), of.confirmed)),
         row(complete, Event::WatchOpened, ReturnUpdate, complete),
         row(complete, Event::Confirmed, ReadWatch, complete),
         row(complete, Event::ListEnded, ReadWatch, Watching(of.confirmed)),
@@ -128,16 +128,16 @@ fn a_list_that_receives_nothing_returns_its_place_and_waits_for_one_before_the_n
     let stalled = of.stalled(FIRST);
     of.check([
         row(ListDue(of.begun(FIRST, 3), of.confirmed), Event::Stalled, RequestList, ListDue(stalled, of.confirmed)),
-        row(Receiving(of.begun(FIRST, 3), of.confirmed), Event::Stalled, ReadList, Receiving(stalled, of.confirmed)),
+        row(Delivering(of.begun(FIRST, 3), of.confirmed), Event::Stalled, ReadList, Delivering(stalled, of.confirmed)),
         // Objects that come late do not bring the place back.
-        row(Receiving(stalled, of.confirmed), Event::ItemReceived(of.at(40)), ReadList, {
-            Receiving(stalled, of.confirmed)
+        row(Delivering(stalled, of.confirmed), Event::ItemReceived(of.at(40)), ReadList, {
+            Delivering(stalled, of.confirmed)
         }),
         row(ListDue(stalled, of.confirmed), Event::PlaceGiven(of.at(50)), RequestList, {
             ListDue(of.begun(FIRST, 50), of.confirmed)
         }),
     ]);
-    assert!(ListDue(stalled, of.confirmed).needs_place() && !Receiving(stalled, of.confirmed).needs_place());
+    assert!(ListDue(stalled, of.confirmed).needs_place() && !Delivering(stalled, of.confirmed).needs_place());
     assert!(!ListDue(of.placed(1), of.confirmed).needs_place() && !Watching(of.confirmed).needs_place());
 }
 
@@ -149,15 +149,15 @@ fn a_planned_relist_has_its_place_already() {
     of.check([
         row(Watching(of.confirmed), due, RequestList, ListDue(of.placed(9), of.confirmed)),
         // A list for the schema is read beside the watch.
-        row(Watching(of.confirmed), due, ReturnUpdate, Receiving(of.placed(9), of.confirmed)),
-        row(Receiving(of.placed(9), of.confirmed), begun, ReadWatch, Rereading(of.begun(SCHEMA, 10), of.confirmed)),
+        row(Watching(of.confirmed), due, ReturnUpdate, Delivering(of.placed(9), of.confirmed)),
+        row(Delivering(of.placed(9), of.confirmed), begun, ReadWatch, Rereading(of.begun(SCHEMA, 10), of.confirmed)),
         row(Rereading(of.begun(SCHEMA, 10), of.confirmed), Event::Updated, ReadWatch, {
             Rereading(of.begun(SCHEMA, 10), of.confirmed)
         }),
         row(Rereading(of.begun(SCHEMA, 10), of.confirmed), Event::ItemReceived(of.at(11)), ReturnUpdate, {
-            Receiving(of.begun(SCHEMA, 11), of.confirmed)
+            Delivering(of.begun(SCHEMA, 11), of.confirmed)
         }),
-        row(Receiving(of.begun(SCHEMA, 11), of.confirmed), Event::ListEnded, ReadWatch, Watching(of.confirmed)),
+        row(Delivering(of.begun(SCHEMA, 11), of.confirmed), Event::ListEnded, ReadWatch, Watching(of.confirmed)),
         row(Rereading(of.begun(SCHEMA, 11), of.confirmed), Event::Stalled, ReadWatch, {
             Rereading(of.stalled(SCHEMA), of.confirmed)
         }),
@@ -192,14 +192,14 @@ fn the_place_of_a_list_is_free_during_the_wait_after_a_failure() {
         row(ListDue(of.begun(FIRST, 1), of.confirmed), failed, RequestList, {
             ListDue(of.stalled(FIRST), of.unconfirmed)
         }),
-        row(Receiving(of.begun(FIRST, 1), of.confirmed), failed, RequestList, {
+        row(Delivering(of.begun(FIRST, 1), of.confirmed), failed, RequestList, {
             ListDue(of.stalled(FIRST), of.unconfirmed)
         }),
         row(WatchDue(of.confirmed), failed, RequestList, ListDue(of.unplaced, of.unconfirmed)),
         row(WatchDue(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
         row(Watching(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
         // The state is useless: the applied updates are out of order, or one was never received.
-        row(Receiving(of.begun(FIRST, 1), of.confirmed), Event::Relisted, RequestList, {
+        row(Delivering(of.begun(FIRST, 1), of.confirmed), Event::Relisted, RequestList, {
             ListDue(of.unplaced, of.confirmed)
         }),
         row(Watching(of.confirmed), Event::Relisted, RequestList, ListDue(of.unplaced, of.confirmed)),
@@ -219,7 +219,7 @@ fn a_denial_lasts_until_another_failure_or_a_watch() {
         row(ListDue(of.placed(1), of.confirmed), since_start, RequestList, ListDue(of.unplaced, of.denied)),
         row(ListDue(of.placed(1), of.denied), denied_again, RequestList, ListDue(of.unplaced, of.denied)),
         // A list that succeeds does not end it: the watch may be denied again.
-        row(Receiving(of.begun(FIRST, 1), denied_and_confirmed), Event::ListEnded, OpenWatch, {
+        row(Delivering(of.begun(FIRST, 1), denied_and_confirmed), Event::ListEnded, OpenWatch, {
             WatchDue(denied_and_confirmed)
         }),
         row(WatchDue(denied_and_confirmed), denied_again, RequestList, ListDue(of.unplaced, of.denied)),
@@ -239,7 +239,7 @@ fn after_a_failed_check_the_next_one_comes_before_any_request() {
     let waits = Event::Unconfirmed { checks_first: false };
     of.check([
         row(ListDue(of.begun(FIRST, 1), of.unconfirmed), unconfirmed, RequestList, check_due),
-        row(Receiving(of.begun(FIRST, 1), of.confirmed), unconfirmed, OpenWatch, check_due),
+        row(Delivering(of.begun(FIRST, 1), of.confirmed), unconfirmed, OpenWatch, check_due),
         row(Watching(of.unconfirmed), unconfirmed, OpenWatch, check_due),
         row(WatchDue(of.denied), unconfirmed, OpenWatch, denied),
         row(check_due, unconfirmed, OpenWatch, check_due),
@@ -247,10 +247,10 @@ fn after_a_failed_check_the_next_one_comes_before_any_request() {
         row(check_due, Event::Confirmed, RequestList, ListDue(of.unplaced, of.confirmed)),
         // Over gRPC only an answer to a request names the cluster.
         row(Watching(of.unconfirmed), waits, OpenWatch, WatchDue(of.unconfirmed)),
-        row(Receiving(of.begun(FIRST, 1), of.confirmed), waits, RequestList, ListDue(of.unplaced, of.unconfirmed)),
+        row(Delivering(of.begun(FIRST, 1), of.confirmed), waits, RequestList, ListDue(of.unplaced, of.unconfirmed)),
     ]);
     assert!(check_due.checks_first(false));
-    for standing in [ListDue(of.unplaced, of.confirmed), Receiving(of.placed(1), of.confirmed), WatchDue(of.confirmed)]
+    for standing in [ListDue(of.unplaced, of.confirmed), Delivering(of.placed(1), of.confirmed), WatchDue(of.confirmed)]
     {
         assert!(standing.checks_first(true) && !standing.checks_first(false), "{standing:?}");
     }
@@ -264,7 +264,7 @@ fn a_confirmation_moves_nothing_because_its_update_is_still_to_be_applied() {
     let of = Values::new();
     let list = of.begun(EXPIRED, 1);
     of.check([
-        row(Receiving(list, of.unconfirmed), Event::Confirmed, OpenWatch, Receiving(list, of.confirmed)),
+        row(Delivering(list, of.unconfirmed), Event::Confirmed, OpenWatch, Delivering(list, of.confirmed)),
         row(ListDue(list, of.unconfirmed), Event::Confirmed, ReturnUpdate, ListDue(list, of.confirmed)),
         row(WatchDue(of.unconfirmed), Event::Confirmed, RequestList, WatchDue(of.confirmed)),
         row(Rereading(list, of.unconfirmed), Event::Confirmed, ReadWatch, Rereading(list, of.confirmed)),
