@@ -224,7 +224,7 @@ impl<C: Catalog> KubeApi<C> {
     fn cache_only(&self, request: &Parts, info: &RequestInfo<'_>) -> Option<CacheOnly> {
         let FeatureGates { sharded_list_and_watch, managed_fields_opt_out } = self.feature_gates;
         let is_collection = match &info.path {
-            Some(path) => path.name.is_empty() || path.is_watch,
+            Some(path) => path.has_list_options(),
             // Only upstream might read it as the path of a collection. Proxied requests have their
             // own parameters.
             None => request_info::subresource(request.uri.path()) != Some("proxy"),

@@ -309,7 +309,7 @@ impl ReadRequest {
     /// # Errors
     /// The apiserver's answer.
     pub fn parse(query: &Query<'_>, path: &Path) -> Result<Self, Failure> {
-        if path.name.is_empty() || path.is_watch {
+        if path.has_list_options() {
             return Self::of_collection(query, path.is_watch);
         }
         freshness_of_get(query).map(Self::Get)

@@ -36,6 +36,12 @@ impl Path {
         Self::of(&path).map(|path| (path, subresource))
     }
 
+    /// Whether the apiserver reads the query as `ListOptions`: it is a path of a collection, or of a
+    /// single object with the prefix `/watch/`.
+    pub fn has_list_options(&self) -> bool {
+        self.name.is_empty() || self.is_watch
+    }
+
     fn of(path: &ApiPath<'_>) -> Option<Self> {
         let ApiPath { group, version, verb, namespace, parts } = path;
         let mut names = parts.iter().take(2).chain(namespace).chain(group).chain([version]);
