@@ -174,6 +174,7 @@ impl<C: Catalog> KubeApi<C> {
         if let Some(refused) = refused {
             return Answer::Response(answer::refusal(&parts.headers, &refused));
         }
+        // Without a forwarder the fallback is a refusal, so this one is for a mistake in that.
         let Some(forwarder) = &self.upstream.forwarder else {
             let failure = Failure::unavailable("requests are not forwarded to the apiserver (--access)".to_owned());
             return Answer::Response(answer::refusal(&parts.headers, &Refused::Plain(failure)));
@@ -215,7 +216,7 @@ impl<C: Catalog> KubeApi<C> {
     fn fallback(&self, request: &Parts, info: &RequestInfo<'_>) -> Fallback {
         match self.cache_only(request, info) {
             Some(needed) => Fallback::Misread(needed),
-            None if self.upstream.forwarder.is_some() => Fallback::Upstream,
+            None if self.upstream.forwards() => Fallback::Upstream,
             None => Fallback::Off,
         }
     }
@@ -261,8 +262,7 @@ impl<C: Catalog> KubeApi<C> {
         stream_waker: StreamWaker,
     ) -> Result<Answer, Option<Refused>> {
         let feature_gates = self.feature_gates;
-        let is_passed_through = self.upstream.forwarder.is_some();
-        let settings = ReadSettings { feature_gates, is_passed_through, fallback };
+        let settings = ReadSettings { feature_gates, is_passed_through: self.upstream.forwards(), fallback };
         let read = HttpRead::parse(request, info, settings).map_err(|error| fallback.refusal(error))?;
         let Self { reads, pages, timeouts, upstream, .. } = self;
         let context = ReadContext { reads, pages, timeouts, upstream };

@@ -25,6 +25,11 @@ pub struct KubeUpstream {
 }
 
 impl KubeUpstream {
+    /// Whether requests are forwarded.
+    pub fn forwards(&self) -> bool {
+        self.forwarder.is_some()
+    }
+
     /// Lets the page that sent a request read the answer, if there is one and it may.
     pub async fn permit(&self, page: Option<CorsRequest>, answer: Answer) -> Answer {
         match self.origins.as_ref().zip(page) {
