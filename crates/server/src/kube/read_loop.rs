@@ -1,14 +1,15 @@
 //! Answers a read: asks [`route`] for a decision, fetches the need that it returns, and asks again.
 //!
-//! This module decides nothing. It keeps each fetched value twice: as a fact for the decision, and
-//! as the value itself for the answer.
+//! Whether the cache, upstream or a refusal answers, and what must be fetched for that, is decided
+//! in [`route`] alone. This module decides only how a need is fetched. It keeps each fetched value
+//! twice: as a fact for the decision, and as the value itself for the answer.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use http::{Response, request::Parts};
 use kubefan_access::{Authorized, Read};
-use kubefan_admission::FairPermit;
+use kubefan_admission::{FairPermit, Holder};
 use kubefan_cache::Refusal;
 use kubefan_common::when_planted;
 use kubefan_fanout::{Catalog, Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
@@ -169,7 +170,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     /// now: others may have started them meanwhile.
     fn admit(&mut self) -> Result<(), NotFetched> {
         let reads = self.context.reads;
-        let holder = self.fetched.read()?.holder(client_of(self.request).holder());
+        let holder = self.holder()?;
         let place = match self.read.request {
             ReadRequest::Watch(_) => reads.reader.admit_stream(holder),
             ReadRequest::Get(_) | ReadRequest::List(_) => reads.reader.admit_read(holder),
@@ -193,7 +194,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         let format = self.format(index)?.clone();
         let read = self.fetched.read()?;
         let place = self.fetched.place()?;
-        let holder = read.holder(client_of(self.request).holder());
+        let holder = self.holder()?;
         let selected = if waits_for_sync {
             reader.select_synced(read, holder, format.media()).await
         } else {
@@ -358,6 +359,11 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
             found.selected.served.hub.warnings().put(response.headers_mut());
         }
         Answer::Response(response)
+    }
+
+    /// Returns the holder of the places that the read takes.
+    fn holder(&self) -> Result<Holder, NotFetched> {
+        Ok(self.fetched.read()?.holder(client_of(self.request).holder()))
     }
 
     fn key(&self) -> ObjectKey {

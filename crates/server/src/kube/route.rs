@@ -5,7 +5,9 @@
 //! function, [`route`], over plain data. If it needs a value that takes time (a verdict, the first
 //! list of a cache, a freshness proof, a snapshot), it returns that need; [`super::read_loop`]
 //! fetches it and asks again. So no rule is in two places, and each of them is a row of a table in
-//! the tests.
+//! the tests. Some reads do not come here: [`super::api`] answers those that [`HttpRead::parse`]
+//! refuses, and those whose resource the operator has switched to another mode, or whose caller is
+//! denied when the mode is decided.
 //!
 //! The rules are those of the apiserver's own cache: which lists it reads from etcd
 //! (`delegator.ShouldDelegateList` of `storage/cacher`), how it waits for a version
