@@ -25,7 +25,7 @@ pub struct CacheFacts<'a> {
     /// Whether a list is large.
     pub is_large: Option<bool>,
     /// Whether the cache is as fresh as the read demands.
-    pub fresh: Option<Result<(), NotReached>>,
+    pub fresh: Option<Result<(), NotFresh>>,
     /// The snapshot to answer from.
     pub snapshot: Option<Result<SnapshotFacts, Refusal>>,
     /// Whether a watch was subscribed.
@@ -41,6 +41,24 @@ pub enum NotAllowed {
     DeniedByCertificate(Denial),
     /// A page of another site may not open a websocket.
     ForeignOrigin(Failure),
+}
+
+/// The reason why a cache is not known to be as fresh as a read demands.
+#[derive(Debug, Clone)]
+pub enum NotFresh {
+    /// Nothing proved that it is not older than the read.
+    NotProved(Refusal),
+    /// It is below the version that the read names.
+    NotReached(NotReached),
+}
+
+impl NotFresh {
+    /// The refusal of the read.
+    pub fn refusal(&self) -> &Refusal {
+        match self {
+            Self::NotProved(refusal) | Self::NotReached(NotReached { refusal, .. }) => refusal,
+        }
+    }
 }
 
 /// Facts about the cache in one format.

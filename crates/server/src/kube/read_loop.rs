@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     answer::{Answer, refusal},
-    cache_facts::{CacheFacts, FoundCache, NotAllowed, SnapshotFacts},
+    cache_facts::{CacheFacts, FoundCache, NotAllowed, NotFresh, SnapshotFacts},
     cache_reads::CacheReads,
     fallback::{Fallback, Refused},
     found_cache::{Found, Snapshot},
@@ -33,7 +33,7 @@ use super::{
     status::Failure,
     watch::{self, DefaultTimeouts, WatchParts, WatchStream},
 };
-use crate::{reader::NotReached, target_lookup::Selected};
+use crate::target_lookup::Selected;
 
 /// The parts of the Kubernetes API that reads share.
 pub struct ReadContext<'a, C> {
@@ -248,7 +248,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         let Selected { served, selection } = &self.fetched.found()?.selected;
         let proved = self.context.reads.reader.prove(served, lists.then_some(selection), patience).await;
         let proved = proved.map(|fresh| self.fetched.fresh = fresh);
-        self.facts.fresh = Some(proved.map_err(|refusal| NotReached { refusal, is_proved: false }));
+        self.facts.fresh = Some(proved.map_err(NotFresh::NotProved));
         Ok(())
     }
 
@@ -256,7 +256,8 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     async fn reach(&mut self, version: ResourceVersion, patience: Patience) -> Result<(), NotFetched> {
         let served = &self.fetched.found()?.selected.served;
         let reached = self.context.reads.reader.reach(served, version, patience).await;
-        self.facts.fresh = Some(reached.map(|fresh| self.fetched.fresh = fresh));
+        let reached = reached.map(|fresh| self.fetched.fresh = fresh);
+        self.facts.fresh = Some(reached.map_err(NotFresh::NotReached));
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use kubefan_fanout::Patience;
 use kubefan_model::{Media, ObjectKey, ResourceVersion};
 
 use super::{
-    cache_facts::{CacheFacts, FormatFacts, FoundCache},
+    cache_facts::{CacheFacts, FormatFacts, FoundCache, NotFresh},
     fallback::Refused,
     http_read::HttpRead,
     negotiate,
@@ -351,17 +351,18 @@ fn fresh(
         Freshness::Consistent => match &facts.fresh {
             None => Err(Need::Proof(proof()?).into()),
             Some(Ok(())) => Ok(()),
-            Some(Err(NotReached { refusal, .. })) => Err(refusal.clone().into()),
+            Some(Err(not_fresh)) => Err(not_fresh.refusal().clone().into()),
         },
         Freshness::NotOlderThan(_) if planted::is(Bug::NotOlderThanIsAny) => Ok(()),
         Freshness::NotOlderThan(version) => match &facts.fresh {
             None => Err(Need::Version(version, facts.fallback.patience()).into()),
             Some(Ok(())) => Ok(()),
             // The cluster itself has not reached the version, so upstream would time out as well.
-            Some(Err(NotReached { refusal: refusal @ Refusal::Future { .. }, is_proved: true })) => {
-                Err(ReadError::Final(Failure::from(refusal)).into())
-            }
-            Some(Err(NotReached { refusal, .. })) => Err(ReadError::Upstream(Failure::from(refusal)).into()),
+            Some(Err(NotFresh::NotReached(NotReached {
+                refusal: refusal @ Refusal::Future { .. },
+                is_proved: true,
+            }))) => Err(ReadError::Final(Failure::from(refusal)).into()),
+            Some(Err(not_fresh)) => Err(ReadError::Upstream(Failure::from(not_fresh.refusal())).into()),
         },
         // The version of the snapshot is compared.
         Freshness::Any | Freshness::Exact(_) => Ok(()),

@@ -339,16 +339,16 @@ fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
         found(facts).is_listed_since = true;
     };
     const UNPROVABLE: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotReached { refusal: unavailable(), is_proved: false }));
+        facts.fresh = Some(Err(NotFresh::NotProved(unavailable())));
     };
     const LARGE: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, Some(true));
     const UNMEASURED: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, None);
     const EMPTY: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, found(facts).objects) = (None, None);
     const BEHIND: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotReached { refusal: future(), is_proved: false }));
+        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: false })));
     };
     const AHEAD: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotReached { refusal: future(), is_proved: true }));
+        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })));
     };
     check(&[
         ("any state needs no proof", ANY, UNPROVED, ["needs snapshot", "needs snapshot"]),
