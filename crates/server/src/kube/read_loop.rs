@@ -136,7 +136,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         match need {
             Need::Verdict => self.authorize().await,
             Need::Place => self.admit()?,
-            Need::Start(format) => self.start(format)?,
+            Need::StartForLater(format) => self.start_for_later(format)?,
             Need::Cache { format, waits_for_sync } => self.find(format, waits_for_sync).await?,
             Need::Size => self.measure().await?,
             Need::Proof(proof) => self.prove(proof).await?,
@@ -181,7 +181,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     }
 
     /// Starts a cache for later reads.
-    fn start(&mut self, format: usize) -> Result<(), NotFetched> {
+    fn start_for_later(&mut self, format: usize) -> Result<(), NotFetched> {
         let media = self.format(format)?.media();
         self.context.reads.reader.start_cache(self.fetched.read()?.clone(), media);
         self.facts.formats[format].is_started = true;

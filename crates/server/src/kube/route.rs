@@ -52,7 +52,7 @@ pub enum Need {
     /// A place among the reads or the streams, and which caches exist.
     Place,
     /// The start of a cache in the format with this index, for later reads.
-    Start(usize),
+    StartForLater(usize),
     /// The cache in the format with this index.
     Cache {
         /// The index of the format.
@@ -185,7 +185,7 @@ fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -
         // will find it.
         if has_upstream && !waits_for_sync && media != Media::Json && !is_cached(media) {
             if !is_started {
-                return Err(Need::Start(format).into());
+                return Err(Need::StartForLater(format).into());
             }
             return not_served(format!("{resource} is not cached as {}", media.as_str()));
         }
