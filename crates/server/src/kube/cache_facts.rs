@@ -67,12 +67,12 @@ pub struct FormatFacts {
     /// Whether the cache was started for later reads.
     pub is_started: bool,
     /// The cache.
-    pub cache: Option<Result<FoundCache, Refusal>>,
+    pub cache: Option<Result<FoundCacheFacts, Refusal>>,
 }
 
 /// Facts about a cache that was found.
 #[derive(Debug, Clone)]
-pub struct FoundCache {
+pub struct FoundCacheFacts {
     /// Its resource.
     pub gvr: GroupVersionResource,
     /// The encoding of its objects.

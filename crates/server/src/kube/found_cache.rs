@@ -7,7 +7,7 @@ use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
 use crate::target_lookup::Selected;
 
 /// A cache that was found, and the format that it is read in.
-pub struct Found {
+pub struct FoundCache {
     /// The cache, and the objects in it.
     pub selected: Selected,
     /// The format of the response.

@@ -24,7 +24,7 @@ use tokio::task::yield_now;
 
 use super::{
     answer,
-    found_cache::{Found, Snapshot},
+    found_cache::{FoundCache, Snapshot},
     options::{Freshness, ListOptions},
     pages::{ContinueToken, PageSnapshots},
 };
@@ -40,7 +40,7 @@ pub struct ListParts {
     /// The authorized read.
     pub read: Authorized<Read>,
     /// The cache.
-    pub found: Found,
+    pub found: FoundCache,
     /// Its snapshot.
     pub snapshot: Snapshot,
     /// The place of the list among all reads.
@@ -71,7 +71,7 @@ pub async fn list(
     options: &ListOptions,
     ListParts { read, found, snapshot, place, notes }: ListParts,
 ) -> Response<Body> {
-    let Found { selected: Selected { served, selection }, format } = found;
+    let FoundCache { selected: Selected { served, selection }, format } = found;
     let Snapshot { store, version, permit, last } = snapshot;
     let hub = served.hub.clone();
     let shard = options.spec.shard().ok().flatten();

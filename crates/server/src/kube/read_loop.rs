@@ -18,10 +18,10 @@ use tokio::time::Instant;
 
 use super::{
     answer::{Answer, refusal},
-    cache_facts::{CacheFacts, FoundCache, NotAllowed, NotFresh, SnapshotFacts},
+    cache_facts::{CacheFacts, FoundCacheFacts, NotAllowed, NotFresh, SnapshotFacts},
     cache_reads::CacheReads,
     fallback::{Fallback, Refused},
-    found_cache::{Found, Snapshot},
+    found_cache::{FoundCache, Snapshot},
     get, hop_by_hop,
     http_read::HttpRead,
     kube_upstream::KubeUpstream,
@@ -52,7 +52,7 @@ pub struct ReadContext<'a, C> {
 struct Fetched {
     read: Option<Authorized<Read>>,
     place: Option<FairPermit>,
-    found: Option<Found>,
+    found: Option<FoundCache>,
     fresh: Fresh,
     snapshot: Option<Snapshot>,
     subscribed: Option<(Subscription, WatchStream)>,
@@ -77,7 +77,7 @@ impl Fetched {
         self.place.as_ref().ok_or(NotFetched)
     }
 
-    fn found(&self) -> Result<&Found, NotFetched> {
+    fn found(&self) -> Result<&FoundCache, NotFetched> {
         self.found.as_ref().ok_or(NotFetched)
     }
 
@@ -214,7 +214,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         if is_list && (refusal.is_none() || !waits_for_sync) {
             hub.index_for(&selected.selection, place.holder()).await;
         }
-        let found = FoundCache {
+        let found = FoundCacheFacts {
             gvr: selected.served.gvr.clone(),
             media: selected.served.parser.media(),
             namespaced: selected.served.namespaced,
@@ -224,7 +224,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
         };
         // A refusal while the read waited has no warnings of the cache.
         if !waits_for_sync || found.refusal.is_none() {
-            self.fetched.found = Some(Found { selected, format });
+            self.fetched.found = Some(FoundCache { selected, format });
         }
         self.facts.formats[index].cache = Some(Ok(found));
         Ok(())
@@ -305,7 +305,7 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
     async fn subscribe(&mut self) -> Result<(), NotFetched> {
         let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
         let stream = WatchStream { of_lease: stream_waker.of_stream(), of_registered: stream_waker.of_stream() };
-        let Found { selected: Selected { served, selection }, format } = self.fetched.found()?;
+        let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
         let WatchOptions { start, marks_end, .. } = self.watch_options()?;
         let holder = self.fetched.place()?.holder();
         let fresh = self.fetched.fresh.clone();

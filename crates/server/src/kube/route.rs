@@ -19,7 +19,7 @@ use kubefan_fanout::Patience;
 use kubefan_model::{Media, ObjectKey, ResourceVersion};
 
 use super::{
-    cache_facts::{CacheFacts, FormatFacts, FoundCache, NotFresh},
+    cache_facts::{CacheFacts, FormatFacts, FoundCacheFacts, NotFresh},
     fallback::Refused,
     http_read::HttpRead,
     negotiate,
@@ -152,7 +152,7 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
 
 /// Returns the cache in the first of the formats. If upstream does not answer, in the first format
 /// that can be made here.
-fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
+fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCacheFacts, Unanswered> {
     let mut reported = None;
     for format in 0..read.formats.len() {
         match found_in(format, read, facts) {
@@ -166,7 +166,11 @@ fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a Found
 }
 
 /// Returns the cache in one format.
-fn found_in<'a>(format: usize, read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCache, Unanswered> {
+fn found_in<'a>(
+    format: usize,
+    read: &HttpRead<'_>,
+    facts: &'a CacheFacts<'_>,
+) -> Result<&'a FoundCacheFacts, Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
     let resource = &read.path.resource;
     let not_served = |message| Err(ReadError::Upstream(Failure::not_served(message)).into());
@@ -242,7 +246,7 @@ fn get(
     freshness: Freshness,
     read: &HttpRead<'_>,
     facts: &CacheFacts<'_>,
-    found: &FoundCache,
+    found: &FoundCacheFacts,
 ) -> Result<(), Unanswered> {
     let proof = Proof { patience: facts.fallback.patience(), lists: true };
     let answered = fresh(freshness, facts, found, || Ok(proof)).and_then(|()| {
@@ -268,7 +272,7 @@ fn list(
     options: &ListOptions,
     read: &HttpRead<'_>,
     facts: &CacheFacts<'_>,
-    found: &FoundCache,
+    found: &FoundCacheFacts,
 ) -> Result<(), Unanswered> {
     let expired = || ReadError::Upstream(Failure::list_expired());
     let snapshot = if options.continues.is_empty() {
@@ -296,7 +300,7 @@ fn proof_of_list(
     options: &ListOptions,
     read: &HttpRead<'_>,
     facts: &CacheFacts<'_>,
-    found: &FoundCache,
+    found: &FoundCacheFacts,
 ) -> Result<Proof, Need> {
     let patience = if found.objects.is_none() {
         Patience::AtOnce
@@ -317,7 +321,7 @@ fn proof_of_list(
     Ok(Proof { patience, lists })
 }
 
-fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCache) -> Result<(), Unanswered> {
+fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCacheFacts) -> Result<(), Unanswered> {
     let proof = |lists| Proof { patience: facts.fallback.patience(), lists };
     match options.start {
         WatchStart::State(freshness) => match fresh(freshness, facts, found, || Ok(proof(true))) {
@@ -342,7 +346,7 @@ fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCache) -> 
 fn fresh(
     freshness: Freshness,
     facts: &CacheFacts<'_>,
-    found: &FoundCache,
+    found: &FoundCacheFacts,
     proof: impl FnOnce() -> Result<Proof, Need>,
 ) -> Result<(), Unanswered> {
     match freshness {

@@ -85,7 +85,7 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let request = ReadRequest::parse(&Query::parse(query), path).unwrap();
     let formats = vec![format(Media::Json)];
     let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
-    let found = FoundCache {
+    let found = FoundCacheFacts {
         gvr: GroupVersionResource::new("", "v1", "pods"),
         media: Media::Json,
         namespaced: true,
@@ -105,7 +105,7 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     (read, facts)
 }
 
-fn found(facts: &mut Facts) -> &mut FoundCache {
+fn found(facts: &mut Facts) -> &mut FoundCacheFacts {
     facts.formats[0].cache.as_mut().unwrap().as_mut().unwrap()
 }
 
