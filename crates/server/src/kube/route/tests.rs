@@ -77,6 +77,18 @@ fn format(media: Media) -> Option<Format> {
     Some(Format::http(media, Projection::default()))
 }
 
+/// Returns the facts about a cache of one object.
+fn cache(media: Media) -> FoundCacheFacts {
+    FoundCacheFacts {
+        gvr: GroupVersionResource::new("", "v1", "pods"),
+        media,
+        namespaced: true,
+        refusal: None,
+        is_listed_since: false,
+        objects: Some(1),
+    }
+}
+
 /// Returns a read of JSON, and the facts when everything was fetched: a cache of one object at
 /// version 430.
 fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
@@ -85,19 +97,11 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let request = ReadRequest::parse(&Query::parse(query), path).unwrap();
     let formats = vec![format(Media::Json)];
     let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
-    let found = FoundCacheFacts {
-        gvr: GroupVersionResource::new("", "v1", "pods"),
-        media: Media::Json,
-        namespaced: true,
-        refusal: None,
-        is_listed_since: false,
-        objects: Some(1),
-    };
     let mut facts = CacheFacts::new(fallback, &ALL, &read);
     facts.verdict = Some(Ok(()));
     facts.place = Some(Ok(()));
     facts.cached = vec![Media::Json];
-    facts.formats[0].cache = Some(Ok(found));
+    facts.formats[0].cache = Some(Ok(cache(Media::Json)));
     facts.is_large = Some(false);
     facts.fresh = Some(Ok(()));
     facts.snapshot = Some(Ok(SnapshotFacts { version: Some(version(430)), has_object: true }));
@@ -506,6 +510,96 @@ fn a_snapshot_or_a_subscription_answers() {
             ["cache 410", "cache 410"],
         ),
     ]);
+}
+
+/// Returns the facts after each answer that the loop may give to a need.
+fn after(need: &Need, read: &Read, facts: &Facts) -> Vec<Facts> {
+    let with = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = facts.clone();
+        change(&mut facts);
+        facts
+    };
+    match need {
+        Need::Verdict => [Ok(()), Err(NotAllowed::Denied(forbidden()))]
+            .map(|verdict| with(&|facts| facts.verdict = Some(verdict.clone())))
+            .into(),
+        Need::Place => [
+            (Ok(()), vec![]),
+            (Ok(()), vec![Media::Json]),
+            (Ok(()), vec![Media::Json, Media::Protobuf]),
+            (Err(Refusal::Exhausted(String::new())), vec![]),
+        ]
+        .map(|(place, cached)| with(&|facts| (facts.place, facts.cached) = (Some(place.clone()), cached.clone())))
+        .into(),
+        Need::StartForLater(format) => vec![with(&|facts| facts.formats[*format].is_started = true)],
+        Need::Cache { format, .. } => {
+            let synced = cache(read.formats[*format].as_ref().unwrap().media());
+            let syncing = FoundCacheFacts { refusal: Some(not_synced()), objects: None, ..synced.clone() };
+            [
+                Ok(FoundCacheFacts { is_listed_since: true, ..synced.clone() }),
+                Ok(synced),
+                Ok(syncing),
+                Err(not_synced()),
+                Err(Refusal::NoRoom(String::new())),
+                Err(Refusal::NotCached(String::new())),
+            ]
+            .map(|cache| with(&|facts| facts.formats[*format].cache = Some(cache.clone())))
+            .into()
+        }
+        Need::Size => [true, false].map(|is_large| with(&|facts| facts.is_large = Some(is_large))).into(),
+        Need::Proof(_) | Need::Version(..) => [
+            Ok(()),
+            Err(NotFresh::NotProved(unavailable())),
+            Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })),
+        ]
+        .map(|fresh| with(&|facts| facts.fresh = Some(fresh.clone())))
+        .into(),
+        Need::Snapshot | Need::Page { .. } => [
+            Ok(SnapshotFacts { version: Some(version(430)), has_object: true }),
+            Ok(SnapshotFacts { version: None, has_object: false }),
+            Err(stale()),
+        ]
+        .map(|snapshot| with(&|facts| facts.snapshot = Some(snapshot.clone())))
+        .into(),
+        Need::Subscription => [Ok(()), Err(unavailable())]
+            .map(|subscription| with(&|facts| facts.subscription = Some(subscription.clone())))
+            .into(),
+    }
+}
+
+/// Follows every sequence of answers to its end. Returns whether the cache answers after some of
+/// them.
+fn may_be_served(read: &Read, facts: &Facts, asked: &mut Vec<Need>) -> bool {
+    let need = match route(read, facts) {
+        Route::Needs(need) => need,
+        decided => return decided == Route::Cache,
+    };
+    assert!(!asked.contains(&need), "{need:?} is needed twice: {asked:?}");
+    asked.push(need.clone());
+    let mut is_served = false;
+    for facts in after(&need, read, facts) {
+        is_served |= may_be_served(read, &facts, asked);
+    }
+    asked.pop();
+    is_served
+}
+
+#[test]
+fn no_need_is_asked_for_twice() {
+    const READS: [&str; 12] =
+        [PODS, ANY, AT_431, POD, ANY_POD, POD_AT_431, WATCH, ANY_WATCH, WATCH_AFTER_431, WATCH_AT_431, WATCH_NOW, PAGE];
+    for uri in READS {
+        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::Misread(CacheOnly::ShardSelector)] {
+            for narrowed_by in [&*ALL, &*NARROW] {
+                let (mut read, _) = fetched(uri, fallback);
+                read.formats = vec![format(Media::Protobuf), None, format(Media::Json)];
+                let facts = CacheFacts::new(fallback, narrowed_by, &read);
+                let is_served = may_be_served(&read, &facts, &mut Vec::new());
+                let is_cached = *narrowed_by == *ALL || matches!(read.request, ReadRequest::Get(_));
+                assert!(is_served || !is_cached || fallback.is_upstream(), "{uri}: {fallback:?}");
+            }
+        }
+    }
 }
 
 #[test]
