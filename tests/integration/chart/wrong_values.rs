@@ -43,6 +43,8 @@ const WRONG: &[(&str, &str)] = &[
     ("--set=networkPolicy.egress.apiserverCIDRs={10.0.0.1}", "at '/networkPolicy/egress/apiserverCIDRs/0'"),
     ("--set=extraArgs={page-size=5}", "at '/extraArgs/0': 'page-size=5' does not match pattern '^--"),
     ("--set=tls=off", "at '/tls': got string, want object"),
+    ("--set=config.limits={a}", "at '/config/limits': got array, want"),
+    ("--set=node.config.tuning=a", "at '/node/config/tuning': got string, want"),
 ];
 
 /// Values that the templates refuse, as flags of `--set`.
@@ -70,7 +72,28 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
     ("node.config.kind=Other", "node.config has kind, which the chart sets"),
     ("node.enabled=true,access=authorized-cache-only", "access=authorized-cache-only needs node.enabled=false"),
     ("passthrough.mode=off", "passthrough.mode is now access: set access=authorized-cache-only, and passthrough=null"),
-    ("extraArgs={--insecure}", "--insecure of extraArgs is now config.access"),
+    ("passthrough=caller", "passthrough is now access: set access=authorized, and passthrough=null"),
+    ("config.passthrough=impersonate", "config.passthrough is now the value access: set access=authorized-impersonate"),
+    (
+        "extraArgs={--passthrough=off}",
+        "--passthrough of extraArgs is now the value access: set access=authorized-cache-only",
+    ),
+    (
+        "extraArgs={--insecure}",
+        "--insecure of extraArgs is now the value access: \
+         set access=authorized, authorized-cache-only or authorized-impersonate",
+    ),
+    (
+        "extraEnv[0].name=KUBEFAN_PASSTHROUGH,extraEnv[0].value=caller",
+        "KUBEFAN_PASSTHROUGH of extraEnv is now the value access: set access=authorized",
+    ),
+    ("config.access=authorized", "config has access: set the value access"),
+    ("node.config.access=authorized", "node.config has access: set the value access"),
+    ("extraArgs={--access=authorized}", "extraArgs has --access: set the value access"),
+    (
+        "extraEnv[0].name=KUBEFAN_ACCESS,extraEnv[0].value=authorized",
+        "extraEnv has KUBEFAN_ACCESS: set the value access",
+    ),
     ("node.enabled=true,rbac.clusterScoped=false,namespaces={a}", "node.enabled needs rbac.clusterScoped"),
     (
         "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",

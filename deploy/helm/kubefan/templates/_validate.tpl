@@ -1,25 +1,64 @@
+{{/* The end of a sentence about a setting that is the value `access` now, from the setting's old value. */}}
+{{- define "kubefan.accessOf" -}}
+{{- $access := get (dict "caller" "authorized" "impersonate" "authorized-impersonate" "off" "authorized-cache-only" "false" "authorized-cache-only") (toString .) }}
+{{- with $access }}set access={{ . }}{{ else }}set access=authorized, authorized-cache-only or authorized-impersonate{{ end }}
+{{- end }}
+
 {{/* Settings of earlier versions that are elsewhere now, also values that an upgrade has kept. */}}
 {{- define "kubefan.moved" -}}
 {{- with .Values.passthrough }}
-{{- $access := get (dict "caller" "authorized" "impersonate" "authorized-impersonate" "off" "authorized-cache-only") (toString .mode) }}
-{{- fail (printf "passthrough.mode is now access: set access=%s, and passthrough=null" (default "authorized" $access)) }}
+{{- if kindIs "map" . }}
+{{- fail (printf "passthrough.mode is now access: %s, and passthrough=null" (include "kubefan.accessOf" .mode)) }}
+{{- end }}
+{{- fail (printf "passthrough is now access: %s, and passthrough=null" (include "kubefan.accessOf" .)) }}
 {{- end }}
 {{- range $moved := .Files.Get "files/moved.yaml" | fromYamlArray }}
+{{- /* The place of a flag is a value of the chart, because the chart's rights depend on it. */}}
+{{- $isValue := hasPrefix "--" $moved.to }}
 {{- range $name, $config := dict "config" $.Values.config "node.config" $.Values.node.config }}
 {{- if hasKey $config $moved.key }}
-{{- fail (printf "%s.%s is now %s.%s" $name $moved.key $name (trimPrefix "--" $moved.to)) }}
+{{- if $isValue }}
+{{- fail (printf "%s.%s is now the value access: %s" $name $moved.key (include "kubefan.accessOf" (get $config $moved.key))) }}
+{{- end }}
+{{- fail (printf "%s.%s is now %s.%s" $name $moved.key $name $moved.to) }}
 {{- end }}
 {{- end }}
 {{- range $.Values.extraArgs }}
 {{- if eq (splitList "=" . | first) (printf "--%s" $moved.flag) }}
-{{- fail (printf "--%s of extraArgs is now config.%s" $moved.flag (trimPrefix "--" $moved.to)) }}
+{{- if $isValue }}
+{{- fail (printf "--%s of extraArgs is now the value access: %s" $moved.flag (include "kubefan.accessOf" (splitList "=" . | last))) }}
+{{- end }}
+{{- fail (printf "--%s of extraArgs is now config.%s" $moved.flag $moved.to) }}
 {{- end }}
 {{- end }}
 {{- $variable := printf "KUBEFAN_%s" ($moved.flag | upper | replace "-" "_") }}
 {{- range $.Values.extraEnv }}
 {{- if eq .name $variable }}
-{{- fail (printf "%s of extraEnv is now config.%s" $variable (trimPrefix "--" $moved.to)) }}
+{{- if $isValue }}
+{{- fail (printf "%s of extraEnv is now the value access: %s" $variable (include "kubefan.accessOf" .value)) }}
 {{- end }}
+{{- fail (printf "%s of extraEnv is now config.%s" $variable $moved.to) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses other ways to set what the value `access` sets. */}}
+{{- define "kubefan.accessElsewhere" -}}
+{{- $instead := "set the value access instead, because the rights that the chart grants depend on it" }}
+{{- range $name, $config := dict "config" .Values.config "node.config" .Values.node.config }}
+{{- if hasKey $config "access" }}
+{{- fail (printf "%s has access: %s" $name $instead) }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraArgs }}
+{{- if eq (splitList "=" . | first) "--access" }}
+{{- fail (printf "extraArgs has --access: %s" $instead) }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if eq .name "KUBEFAN_ACCESS" }}
+{{- fail (printf "extraEnv has KUBEFAN_ACCESS: %s" $instead) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -27,6 +66,7 @@
 {{/* Contradictions between values, which the schema cannot express. */}}
 {{- define "kubefan.validate" -}}
 {{- include "kubefan.moved" . }}
+{{- include "kubefan.accessElsewhere" . }}
 {{- if and .Values.node.enabled (not .Values.cluster.enabled) }}
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}
