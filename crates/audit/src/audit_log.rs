@@ -111,8 +111,9 @@ impl Shared {
 }
 
 impl AuditWriter {
-    /// Waits until everything is written: at most two seconds for the requests that are still open,
-    /// and then at most two for the rest of the queue. All copies of the log must be dropped before.
+    /// Waits until everything is written: at most two seconds for the requests that are still
+    /// open, and then at most two for the rest of the queue. All copies of the log must be dropped
+    /// before.
     pub async fn finish(mut self) {
         if timeout(OPEN_REQUESTS_TIMEOUT, &mut self.task).await.is_err() {
             self.closing.cancel();

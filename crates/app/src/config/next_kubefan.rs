@@ -1,5 +1,5 @@
-//! The target of `--upstream`: the gRPC address of another kubefan, or a kubeconfig that leads to its
-//! Kubernetes API.
+//! The target of `--upstream`: the gRPC address of another kubefan, or a kubeconfig that leads to
+//! its Kubernetes API.
 
 use std::{net::IpAddr, path::PathBuf};
 

@@ -36,8 +36,8 @@ impl Path {
         Self::of(&path).map(|path| (path, subresource))
     }
 
-    /// Whether the apiserver reads the query as `ListOptions`: it is a path of a collection, or of a
-    /// single object with the prefix `/watch/`.
+    /// Whether the apiserver reads the query as `ListOptions`: it is a path of a collection, or of
+    /// a single object with the prefix `/watch/`.
     pub fn has_list_options(&self) -> bool {
         self.name.is_empty() || self.is_watch
     }
