@@ -303,7 +303,8 @@ class Kubefan:
         settings = [flag for flag in flags if flag.startswith(("limits.", "tuning."))]
         if settings:
             arguments += ["--config", write_settings(api.directory, settings)]
-        return cls([*arguments, *(flag for flag in flags if flag not in settings)], api.directory, address)
+        arguments += [flag for flag in flags if flag not in settings]
+        return cls(arguments, api.directory, address)
 
     @property
     def pid(self) -> int:
@@ -342,7 +343,8 @@ def write_settings(directory: Path, settings: list[str]) -> str:
     text = "apiVersion: kubefan.dev/v1alpha1\nkind: ServeConfiguration\n"
     for place in ("limits", "tuning"):
         prefix = f"{place}."
-        entries = [one[len(prefix) :].replace("=", ": ", 1) for one in settings if one.startswith(prefix)]
+        given = [one[len(prefix) :] for one in settings if one.startswith(prefix)]
+        entries = [one.replace("=", ": ", 1) for one in given]
         if entries:
             text += f"{place}:\n" + "".join(f"  {entry}\n" for entry in entries)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=directory, delete=False) as file:
