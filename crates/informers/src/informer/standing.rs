@@ -19,9 +19,8 @@
 use kubefan_cache::{RelistReason, Update};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::ResourceVersion;
-use tokio::time::Instant;
-
 use kubefan_upstream::reflector::NextStep;
+use tokio::time::Instant;
 
 /// The standing of an informer between two steps of its reflector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +189,7 @@ impl Standing {
         }
     }
 
-    /// Returns the begin of the list in progress, or of the list that has just failed.
+    /// Returns reason and time of the list in progress, or of the list that has just failed.
     pub(super) fn list_begin(self) -> Option<ListBegin> {
         self.list().begin
     }

@@ -18,7 +18,8 @@ pub struct CacheFacts<'a> {
     pub verdict: Option<Result<(), NotAllowed>>,
     /// Whether there is a place for the read.
     pub place: Option<Result<(), Refusal>>,
-    /// The encodings in which the resource was cached when the read got its place.
+    /// The encodings in which the resource was cached when the read got its place. Empty if the
+    /// decision does not depend on them.
     pub cached: Vec<Media>,
     /// The cache in each format of the read.
     pub formats: Vec<FormatFacts>,

@@ -32,7 +32,7 @@ pub struct HttpRead<'a> {
     /// The formats of the response, the preferred one first; `None` for one that kubefan cannot
     /// make.
     pub formats: Vec<Option<Format>>,
-    /// Whether a failure can be sent in the encoding that the client prefers.
+    /// Whether the failure of a get can be sent in the encoding that the client prefers.
     pub encodes_failures: bool,
     /// The reason why the caches cannot answer it, whatever they contain.
     pub problem: Option<ReadError>,
@@ -61,14 +61,11 @@ impl<'a> HttpRead<'a> {
             return Err(Denial::Impersonation.into());
         }
         let asked = ReadRequest::parse(&info.query, path).map_err(ReadError::Upstream)?;
-        let mut read = Self {
-            path,
-            spec: asked.spec(),
-            request: asked,
-            formats: Vec::new(),
-            encodes_failures: negotiate::negotiate_failure(negotiate::accept_header(&request.headers)).is_some(),
-            problem: None,
-        };
+        // Only a get asks for it.
+        let encodes_failures = !matches!(asked, ReadRequest::Get(_))
+            || negotiate::negotiate_failure(negotiate::accept_header(&request.headers)).is_some();
+        let mut read =
+            Self { path, spec: asked.spec(), request: asked, formats: Vec::new(), encodes_failures, problem: None };
         read.problem = read.complete(request, info, settings).err();
         Ok(read)
     }

@@ -29,7 +29,7 @@ use super::{
     options::{ListOptions, ReadRequest, WatchOptions},
     pages::PageSnapshots,
     request_info::{client_of, notes_of},
-    route::{Need, Proof, Route, route},
+    route::{Need, Proof, Route, depends_on_cached, route},
     status::Failure,
     watch::{self, DefaultTimeouts, WatchParts, WatchStream},
 };
@@ -176,7 +176,9 @@ impl<'a, C: Catalog> ReadLoop<'a, C> {
             ReadRequest::Get(_) | ReadRequest::List(_) => reads.reader.admit_read(holder),
         };
         self.facts.place = Some(place.map(|place| self.fetched.place = Some(place)));
-        self.facts.cached = reads.cached(self.read.path);
+        if depends_on_cached(&self.read, self.facts.fallback) {
+            self.facts.cached = reads.cached(self.read.path);
+        }
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use kubefan_model::{Media, ObjectKey, ResourceVersion};
 
 use super::{
     cache_facts::{CacheFacts, FormatFacts, FoundCacheFacts, NotFresh},
-    fallback::Refused,
+    fallback::{Fallback, Refused},
     http_read::HttpRead,
     negotiate,
     options::{Freshness, ListOptions, ReadRequest, WatchOptions, WatchStart},
@@ -240,6 +240,12 @@ fn may_start_cache(read: &HttpRead<'_>) -> bool {
         ReadRequest::List(options) => options.may_begin_informer() && read.path.namespace.is_empty(),
         ReadRequest::Watch(_) => true,
     }
+}
+
+/// Whether the decision depends on the encodings that are cached: upstream could answer the read,
+/// which does not itself start its cache and wait for it.
+pub fn depends_on_cached(read: &HttpRead<'_>, fallback: Fallback) -> bool {
+    fallback.is_upstream() && !(may_start_cache(read) && waits_for_sync(&read.request))
 }
 
 fn get(
