@@ -7,11 +7,11 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    future::Future,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -224,6 +224,7 @@ pub(crate) fn selectors(data: &[u8]) {
 /// A catalog without resources: these checks concern what happens before the look-up.
 struct EmptyCatalog;
 
+#[async_trait]
 impl Catalog for EmptyCatalog {
     async fn find(&self, _: CacheRequest<'_>) -> Result<Served, Refusal> {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
@@ -233,13 +234,8 @@ impl Catalog for EmptyCatalog {
         None
     }
 
-    fn backfill(
-        &self,
-        _: &Served,
-        _: ResourceVersion,
-        _: bool,
-    ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send {
-        std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
+    async fn backfill(&self, _: &Served, _: ResourceVersion, _: bool) -> Result<Arc<Backfill>, Refusal> {
+        Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
     async fn prove(
@@ -255,12 +251,8 @@ impl Catalog for EmptyCatalog {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
-    fn cluster_version(
-        &self,
-        _: &Served,
-        _: tokio::time::Instant,
-    ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send {
-        std::future::ready(Err(Refusal::NotFound("the catalog is empty".to_owned())))
+    async fn cluster_version(&self, _: &Served, _: tokio::time::Instant) -> Result<ResourceVersion, Refusal> {
+        Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 
     fn exists(&self, _: &GroupVersionResource, _: &ObjectKey, _: &str) -> Option<bool> {

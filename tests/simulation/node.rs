@@ -127,7 +127,7 @@ pub(crate) struct Node {
 }
 
 struct Running {
-    server: Arc<Server<CacheCatalog>>,
+    server: Arc<Server>,
     metrics: Arc<Metrics>,
     drain: CancellationToken,
     /// All tasks of the replica. Dropping the set ends them.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kubefan_access::Switches;
-use kubefan_informers::{CacheCatalog, Registry};
+use kubefan_informers::Registry;
 use kubefan_server::reader::Reader;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,7 +20,7 @@ pub(super) struct LiveSettings {
     /// The reads that the caches answer.
     pub(super) switches: Arc<Switches>,
     /// Limits streams and reads.
-    pub(super) reader: Arc<Reader<CacheCatalog>>,
+    pub(super) reader: Arc<Reader>,
 }
 
 impl LiveSettings {
@@ -43,7 +43,7 @@ impl LiveSettings {
 fn apply(
     switches: Arc<Switches>,
     registry: Arc<Registry>,
-    reader: Arc<Reader<CacheCatalog>>,
+    reader: Arc<Reader>,
 ) -> impl FnMut(&ServeConfig, &ServeConfig) {
     // Dropping it ends the rest of the previous change.
     let mut _ending = None;

@@ -47,7 +47,7 @@ impl AdminPort {
         let tls = tls.filter(|_| details == Details::Authorized && matches!(listener, Listener::Tcp(_)));
         let router = admin::router(Admin {
             access: callers::admin_access(shared.config, access),
-            catalog: CacheCatalog(registry.clone()),
+            catalog: Arc::new(CacheCatalog(registry.clone())),
             subscribers,
             history: sample(shared, registry),
             registry: shared.metrics.registry().clone(),

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// A server of the data port.
-pub(super) type DataServer = Arc<Server<CacheCatalog>>;
+pub(super) type DataServer = Arc<Server>;
 
 /// The data port, before it serves.
 pub(super) struct DataPort {

@@ -1,8 +1,9 @@
 //! The servers' view of the caches: one small trait, so that servers are tested without an
 //! upstream.
 
-use std::{any::Any, future::Future, sync::Arc};
+use std::{any::Any, sync::Arc};
 
+use async_trait::async_trait;
 use kubefan_cache::{Backfill, Refusal};
 use kubefan_common::{proto::v1alpha1::ResourceStatus, sync::watch};
 use kubefan_model::{
@@ -74,7 +75,9 @@ pub struct CacheRequest<'a> {
     pub tenant: Option<&'a str>,
 }
 
-/// The caches that servers read from.
+/// The caches that servers read from. A trait object, so that servers are compiled once, in their own
+/// package. A request asks it once or twice, so the boxed futures cost nothing that can be measured.
+#[async_trait]
 pub trait Catalog: Send + Sync + 'static {
     /// Finds the cache of a resource in an encoding, and may start it.
     ///
@@ -82,17 +85,12 @@ pub trait Catalog: Send + Sync + 'static {
     /// For protobuf, [`Refusal::NotEncoded`] if the resource has no protobuf type that kubefan
     /// knows, [`Refusal::NoRoom`] for a limit, and [`Refusal::NotCached`] for any other reason: the
     /// objects can be read upstream, or as JSON.
-    fn find(&self, request: CacheRequest<'_>) -> impl Future<Output = Result<Served, Refusal>> + Send;
+    async fn find(&self, request: CacheRequest<'_>) -> Result<Served, Refusal>;
 
     /// The full name of a resource. If `group` and `version` are empty, `resource` is any name that
     /// kubectl takes; if only `version` is, it is the preferred one. Starts nothing. `None` if
     /// there is no such resource, or if that is not known now.
-    fn full_name(
-        &self,
-        group: &str,
-        version: &str,
-        resource: &str,
-    ) -> impl Future<Output = Option<GroupVersionResource>> + Send;
+    async fn full_name(&self, group: &str, version: &str, resource: &str) -> Option<GroupVersionResource>;
 
     /// Reads the events after `version` from upstream again, for a client that returns with a
     /// version from before this cache started. A view that selects by labels or fields
@@ -101,12 +99,12 @@ pub trait Catalog: Send + Sync + 'static {
     /// # Errors
     /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`]
     /// if it could not be asked.
-    fn backfill(
+    async fn backfill(
         &self,
         served: &Served,
         version: ResourceVersion,
         needs_state: bool,
-    ) -> impl Future<Output = Result<Arc<Backfill>, Refusal>> + Send;
+    ) -> Result<Arc<Backfill>, Refusal>;
 
     /// Waits for upstream's proof that a state is not older than this call. One proof serves all
     /// that wait. If the cache is small and quiet, upstream may list the metadata of the `listed`
@@ -115,30 +113,21 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
-    fn prove(
-        &self,
-        served: &Served,
-        listed: Option<&Selection>,
-        patience: Patience,
-    ) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
+    async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal>;
 
     /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
     /// that the cluster had at this call.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if it was not proved in time.
-    fn advance(&self, served: &Served, patience: Patience) -> impl Future<Output = Result<(), Refusal>> + Send;
+    async fn advance(&self, served: &Served, patience: Patience) -> Result<(), Refusal>;
 
     /// The version that the cluster has reached, from an upstream request made after `asked`. One
     /// request serves all calls that began to wait before it.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if upstream could not be asked, or if another cluster answered.
-    fn cluster_version(
-        &self,
-        served: &Served,
-        asked: Instant,
-    ) -> impl Future<Output = Result<ResourceVersion, Refusal>> + Send;
+    async fn cluster_version(&self, served: &Served, asked: Instant) -> Result<ResourceVersion, Refusal>;
 
     /// Whether the object with this uid exists, as far as a cache of all objects of the resource
     /// knows; `None` if there is no such cache. Starts nothing.

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use async_trait::async_trait;
 use kubefan_cache::{Backfill, Phase, Refusal};
 use kubefan_common::{
     proto::v1alpha1::{ResourceState, ResourceStatus},
@@ -22,6 +23,7 @@ use super::{
 #[derive(Clone)]
 pub struct CacheCatalog(pub Arc<Registry>);
 
+#[async_trait]
 impl Catalog for CacheCatalog {
     async fn find(&self, request: CacheRequest<'_>) -> Result<Served, Refusal> {
         let CacheRequest { group, version, resource, media, tenant, .. } = request;
@@ -46,11 +48,8 @@ impl Catalog for CacheCatalog {
             return Some(gvr);
         }
         let discovery = &self.0.context.discovery;
-        let info = if is_short {
-            Box::pin(discovery.resolve(resource)).await
-        } else {
-            Box::pin(discovery.find(group, version, resource)).await
-        };
+        let info =
+            if is_short { discovery.resolve(resource).await } else { discovery.find(group, version, resource).await };
         info.ok().map(|info| info.gvr)
     }
 
@@ -60,19 +59,19 @@ impl Catalog for CacheCatalog {
         version: ResourceVersion,
         needs_state: bool,
     ) -> Result<Arc<Backfill>, Refusal> {
-        Box::pin(self.0.cache_of(served)?.backfiller.backfill(version, needs_state)).await
+        self.0.cache_of(served)?.backfiller.backfill(version, needs_state).await
     }
 
     async fn cluster_version(&self, served: &Served, asked: Instant) -> Result<ResourceVersion, Refusal> {
-        Box::pin(self.0.cache_of(served)?.cluster_version.known_after(asked)).await
+        self.0.cache_of(served)?.cluster_version.known_after(asked).await
     }
 
     async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal> {
-        Box::pin(self.0.cache_of(served)?.prover.prove(listed, patience)).await
+        self.0.cache_of(served)?.prover.prove(listed, patience).await
     }
 
     async fn advance(&self, served: &Served, patience: Patience) -> Result<(), Refusal> {
-        Box::pin(self.0.cache_of(served)?.prover.advance(patience)).await
+        self.0.cache_of(served)?.prover.advance(patience).await
     }
 
     fn exists(&self, gvr: &GroupVersionResource, key: &ObjectKey, uid: &str) -> Option<bool> {

@@ -39,11 +39,11 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'sel
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The parts that the admin port serves from.
-pub struct Admin<C> {
+pub struct Admin {
     /// Access to the port's answers.
     pub access: AdminAccess,
     /// The caches.
-    pub catalog: C,
+    pub catalog: Arc<dyn Catalog>,
     /// The watches of the data port.
     pub subscribers: Arc<Subscribers>,
     /// The metrics.
@@ -57,22 +57,22 @@ pub struct Admin<C> {
 }
 
 /// The routes of the admin port, without those about liveness.
-pub fn router<C: Catalog>(admin: Admin<C>) -> Router {
+pub fn router(admin: Admin) -> Router {
     Router::new()
-        .route(PAGE.path(), get(page::<C>))
-        .route("/readyz", get(readyz::<C>))
-        .route(METRICS.path(), get(metrics::<C>))
-        .route(CAN_I.path(), get(can_i::<C>))
+        .route(PAGE.path(), get(page))
+        .route("/readyz", get(readyz))
+        .route(METRICS.path(), get(metrics))
+        .route(CAN_I.path(), get(can_i))
         .route("/status.js", get(script))
         .route("/status.css", get(style))
-        .route(STATUS.path(), get(status::<C>))
-        .route(SUBSCRIBERS.path(), get(subscribers::<C>))
-        .route("/subscribers/{id}", delete(disconnect::<C>))
+        .route(STATUS.path(), get(status))
+        .route(SUBSCRIBERS.path(), get(subscribers))
+        .route("/subscribers/{id}", delete(disconnect))
         .with_state(Arc::new(admin))
 }
 
 /// Like the apiserver's: `ok`, or a line per resource if one is not ready or if `?verbose` is set.
-async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Response {
+async fn readyz(State(admin): State<Arc<Admin>>, request: Request) -> Response {
     let (ready, lines) = (admin.readiness)();
     let (request, _) = request.into_parts();
     let verbose = request
@@ -97,7 +97,7 @@ async fn readyz<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request
 }
 
 /// Explains what a user may read, and why: see [`CanI`].
-async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+async fn can_i(State(admin): State<Arc<Admin>>, request: Request) -> Result<Response, Refused> {
     let (request, _) = request.into_parts();
     admin.access.details(CAN_I, &request).await?;
     let CanI { user, read } = CanI::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
@@ -114,7 +114,7 @@ async fn can_i<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request)
 }
 
 /// Lists the connected subscribers: see [`ListOptions`].
-async fn subscribers<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+async fn subscribers(State(admin): State<Arc<Admin>>, request: Request) -> Result<Response, Refused> {
     let request = request.map(drop);
     admin.access.callers(SUBSCRIBERS, &request).await?;
     let options = ListOptions::of_query(request.uri().query().unwrap_or_default()).map_err(bad_request)?;
@@ -122,8 +122,8 @@ async fn subscribers<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Re
 }
 
 /// Ends one watch.
-async fn disconnect<C: Catalog>(
-    State(admin): State<Arc<Admin<C>>>,
+async fn disconnect(
+    State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Refused> {
@@ -145,7 +145,7 @@ fn json(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+async fn metrics(State(admin): State<Arc<Admin>>, request: Request) -> Result<Response, Refused> {
     admin.access.metrics(METRICS, &request.into_parts().0).await?;
     (admin.refresh)();
     let mut text = Vec::new();
@@ -156,7 +156,7 @@ async fn metrics<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Reques
 }
 
 /// The status page, which asks for [`Status`] itself. It contains nothing about this kubefan.
-async fn page<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+async fn page(State(admin): State<Arc<Admin>>, request: Request) -> Result<Response, Refused> {
     admin.access.details(PAGE, &request.into_parts().0).await?;
     Ok(asset("text/html; charset=utf-8", include_str!("status_page/index.html")))
 }
@@ -182,7 +182,7 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
 }
 
 /// The state as JSON: see [`Status`].
-async fn status<C: Catalog>(State(admin): State<Arc<Admin<C>>>, request: Request) -> Result<Response, Refused> {
+async fn status(State(admin): State<Arc<Admin>>, request: Request) -> Result<Response, Refused> {
     let request = request.map(drop);
     admin.access.callers(STATUS, &request).await?;
     let with_histories = match request.uri().query().unwrap_or_default() {

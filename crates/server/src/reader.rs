@@ -59,8 +59,8 @@ pub struct ReaderLimits {
 }
 
 /// Reads from a catalog, within the limits of the data port.
-pub struct Reader<C> {
-    catalog: Arc<C>,
+pub struct Reader {
+    catalog: Arc<dyn Catalog>,
     access: Arc<AccessControl>,
     drain: CancellationToken,
     stream_places: Arc<FairPool>,
@@ -80,10 +80,15 @@ pub struct NotReached {
     pub is_proved: bool,
 }
 
-impl<C: Catalog> Reader<C> {
+impl Reader {
     /// A reader of `catalog` within these limits, for callers that `access` lets read. Once `drain`
     /// is cancelled it refuses every request.
-    pub fn new(catalog: Arc<C>, access: Arc<AccessControl>, drain: CancellationToken, limits: ReaderLimits) -> Self {
+    pub fn new(
+        catalog: Arc<dyn Catalog>,
+        access: Arc<AccessControl>,
+        drain: CancellationToken,
+        limits: ReaderLimits,
+    ) -> Self {
         let ReaderLimits { subscribers_max, reads_max, pending_bytes_max, selectors, ids_seed } = limits;
         let stream_places = FairPool::new(subscribers_max);
         let read_places = FairPool::new(reads_max);

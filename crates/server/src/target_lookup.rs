@@ -58,7 +58,7 @@ pub fn check_names(target: &Target) -> Result<(), Refusal> {
 /// Finds the cache of an authorized read, in an encoding, and binds its selectors. Their memory is
 /// counted to `holder`.
 pub async fn select(
-    catalog: &impl Catalog,
+    catalog: &dyn Catalog,
     read: &Authorized<Read>,
     media: Media,
     holder: Option<Holder>,

@@ -157,7 +157,7 @@ pub(crate) struct Rig {
     /// The same caches, as servers find them.
     pub(crate) catalog: CacheCatalog,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) server: Arc<Server<CacheCatalog>>,
+    pub(crate) server: Arc<Server>,
     /// Ends every subscriber's stream.
     drain: CancellationToken,
     client: WatchServiceClient<Channel>,
@@ -447,11 +447,11 @@ impl GrpcLink {
 }
 
 /// A channel to `server` through memory. It covers everything but the socket.
-fn in_memory(server: Arc<Server<CacheCatalog>>) -> Channel {
+fn in_memory(server: Arc<Server>) -> Channel {
     in_memory_through(server, GrpcLink::default())
 }
 
-fn in_memory_through(server: Arc<Server<CacheCatalog>>, link: GrpcLink) -> Channel {
+fn in_memory_through(server: Arc<Server>, link: GrpcLink) -> Channel {
     let connect = move |_| {
         let connected = link.token().map(|cut| {
             let (ours, theirs) = tokio::io::duplex(64 << 10);

@@ -17,7 +17,7 @@ use kubefan_common::{
     },
     text::without_user,
 };
-use kubefan_fanout::{Catalog, Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions};
+use kubefan_fanout::{Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions};
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
 use kubefan_telemetry::{
     metrics::Metrics,
@@ -41,20 +41,15 @@ const CHUNK_BYTES: usize = 256 << 10;
 const WATCH: &str = "watch";
 
 /// The implementation of the service.
-pub struct Service<C> {
-    reader: Arc<Reader<C>>,
+#[derive(Clone)]
+pub struct Service {
+    reader: Arc<Reader>,
     metrics: Arc<Metrics>,
 }
 
-impl<C> Clone for Service<C> {
-    fn clone(&self) -> Self {
-        Self { reader: self.reader.clone(), metrics: self.metrics.clone() }
-    }
-}
-
-impl<C: Catalog> Service<C> {
+impl Service {
     /// A service that answers from `reader`.
-    pub fn new(reader: Arc<Reader<C>>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(reader: Arc<Reader>, metrics: Arc<Metrics>) -> Self {
         Self { reader, metrics }
     }
 
@@ -201,7 +196,7 @@ impl Listing {
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl<C: Catalog> WatchService for Service<C> {
+impl WatchService for Service {
     type WatchStream = stream::Empty<Result<WatchResponse, Status>>;
     type ListStream = BoxStream<ListResponse>;
 

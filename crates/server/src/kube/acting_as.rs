@@ -9,7 +9,6 @@ use http::HeaderMap;
 use kubefan_access::{Caller, Denial, authentication::presented::impersonates, user::ANONYMOUS};
 use kubefan_audit::Notes;
 use kubefan_cache::Refusal;
-use kubefan_fanout::Catalog;
 use kubefan_telemetry::metrics::PassthroughRefusal;
 use kubefan_upstream::acting_as::ActingAs;
 
@@ -20,8 +19,8 @@ use crate::{client_info::ClientInfo, reader::Reader};
 ///
 /// # Errors
 /// The reason why the request is not forwarded.
-pub(super) async fn acting_as<C: Catalog>(
-    reader: &Reader<C>,
+pub(super) async fn acting_as(
+    reader: &Reader,
     headers: &HeaderMap,
     client: &ClientInfo,
     notes: &Notes,

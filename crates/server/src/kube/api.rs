@@ -8,7 +8,7 @@ use http::{Method, Request, Response, StatusCode, request::Parts};
 use kubefan_access::{Caller, Denial, Mode, switches::Switched};
 use kubefan_audit::{AuditLog, record::put_id};
 use kubefan_cache::Refusal;
-use kubefan_fanout::{Catalog, StreamWaker};
+use kubefan_fanout::StreamWaker;
 use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
 use kubefan_telemetry::{
     metrics::Metrics,
@@ -41,8 +41,8 @@ use super::{
 use crate::{reader::Reader, watch::OpenedWatch};
 
 /// The Kubernetes API.
-pub struct KubeApi<C> {
-    reads: CacheReads<C>,
+pub struct KubeApi {
+    reads: CacheReads,
     feature_gates: FeatureGates,
     pages: Arc<PageSnapshots>,
     timeouts: DefaultTimeouts,
@@ -66,10 +66,10 @@ pub struct KubeApiOptions {
     pub guard: Option<Guard>,
 }
 
-impl<C: Catalog> KubeApi<C> {
+impl KubeApi {
     /// Creates an API that reads from `reader`, and forwards everything else if `upstream` can.
     pub fn new(
-        reader: Arc<Reader<C>>,
+        reader: Arc<Reader>,
         upstream: KubeUpstream,
         options: KubeApiOptions,
         audit: AuditLog,

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use kubefan_fanout::Catalog;
 use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
 
 use super::path::Path;
 use crate::reader::Reader;
 
 /// Reads from the caches.
-pub struct CacheReads<C> {
+pub struct CacheReads {
     /// Admission, and the catalog.
-    pub reader: Arc<Reader<C>>,
+    pub reader: Arc<Reader>,
     /// A consistent list of at least this many bytes of JSON waits a second or two for a freshness
     /// proof.
     pub consistent_list_bytes_min: usize,
@@ -19,7 +18,7 @@ pub struct CacheReads<C> {
     pub narrowed_by: FieldSelector,
 }
 
-impl<C: Catalog> CacheReads<C> {
+impl CacheReads {
     /// Whether the resource of a path is cached in an encoding. Starts nothing.
     pub fn is_cached(&self, path: &Path, media: Media) -> bool {
         self.reader.holds(&gvr_of(path), media)

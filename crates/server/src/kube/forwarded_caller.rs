@@ -9,7 +9,6 @@ use http::request::Parts;
 use kubefan_access::{Denial, user::ANONYMOUS};
 use kubefan_audit::Notes;
 use kubefan_cache::Refusal;
-use kubefan_fanout::Catalog;
 use kubefan_telemetry::metrics::PassthroughRefusal;
 
 use super::{
@@ -24,8 +23,8 @@ use crate::{client_info::ClientInfo, reader::Reader};
 ///
 /// # Errors
 /// The reason why the request is not forwarded.
-pub(super) async fn forwarded_caller<C: Catalog>(
-    reader: &Reader<C>,
+pub(super) async fn forwarded_caller(
+    reader: &Reader,
     forwarder: &Forwarder,
     request: &Parts,
     verb: &str,

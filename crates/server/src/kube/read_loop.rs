@@ -12,7 +12,7 @@ use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_cache::Refusal;
 use kubefan_common::when_planted;
-use kubefan_fanout::{Catalog, Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
+use kubefan_fanout::{Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
 use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
 use tokio::time::Instant;
 
@@ -36,9 +36,9 @@ use super::{
 use crate::target_lookup::Selected;
 
 /// The parts of the Kubernetes API that reads share.
-pub struct ReadContext<'a, C> {
+pub struct ReadContext<'a> {
     /// The caches.
-    pub reads: &'a CacheReads<C>,
+    pub reads: &'a CacheReads,
     /// The snapshots of paged lists.
     pub pages: &'a Arc<PageSnapshots>,
     /// The timeouts of watches that name none.
@@ -87,8 +87,8 @@ impl Fetched {
 }
 
 /// A read that is being answered.
-pub struct ReadLoop<'a, C> {
-    context: ReadContext<'a, C>,
+pub struct ReadLoop<'a> {
+    context: ReadContext<'a>,
     request: &'a Parts,
     read: HttpRead<'a>,
     arrived_at: Instant,
@@ -97,11 +97,11 @@ pub struct ReadLoop<'a, C> {
     stream_waker: Option<StreamWaker>,
 }
 
-impl<'a, C: Catalog> ReadLoop<'a, C> {
+impl<'a> ReadLoop<'a> {
     /// Creates a read that has just arrived. A watch wakes `stream_waker` when it has something to
     /// send.
     pub fn new(
-        context: ReadContext<'a, C>,
+        context: ReadContext<'a>,
         request: &'a Parts,
         read: HttpRead<'a>,
         fallback: Fallback,

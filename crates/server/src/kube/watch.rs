@@ -13,7 +13,7 @@ use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::AuditRecord;
 use kubefan_cache::Refusal;
 use kubefan_common::spread::spread;
-use kubefan_fanout::{Catalog, Fresh, Hub, OfStream, Served, Start, Subscription};
+use kubefan_fanout::{Fresh, Hub, OfStream, Served, Start, Subscription};
 use tokio::time::Instant;
 
 use super::{
@@ -71,8 +71,8 @@ pub struct WatchStream {
 }
 
 /// Opens a watch that was subscribed.
-pub fn open<C: Catalog>(
-    reader: &Reader<C>,
+pub fn open(
+    reader: &Reader,
     timeouts: &DefaultTimeouts,
     options: &WatchOptions,
     WatchParts { read, served, subscription, place, sender, stream }: WatchParts,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use kubefan_cache::{Backfill, Refusal};
 use kubefan_common::planted::{self, Bug};
 use kubefan_fanout::{
-    Catalog, Need, NotSubscribed, Patience, Provided, ProvidedBackfill, Served, StreamWaker, SubscribeOptions,
-    Subscription,
+    Need, NotSubscribed, Patience, Provided, ProvidedBackfill, Served, StreamWaker, SubscribeOptions, Subscription,
 };
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 use kubefan_telemetry::{metrics::Resume, traces};
@@ -19,7 +18,7 @@ use super::{NotReached, Reader};
 /// is read.
 const BACKFILLS_MAX: usize = 3;
 
-impl<C: Catalog> Reader<C> {
+impl Reader {
     /// Subscribes. The hub decides how; this fetches the hub's needs for it and asks again.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use kubefan_access::{
     AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
@@ -88,7 +89,7 @@ impl OneCache {
     }
 
     /// A reader of it.
-    pub(crate) fn reader(self: &Arc<Self>) -> Arc<Reader<Self>> {
+    pub(crate) fn reader(self: &Arc<Self>) -> Arc<Reader> {
         let limits = ReaderLimits {
             subscribers_max: 1.into(),
             reads_max: 1.into(),
@@ -105,6 +106,7 @@ fn unavailable<T>() -> Result<T, Refusal> {
     Err(Refusal::Unavailable("a test".to_owned()))
 }
 
+#[async_trait]
 impl Catalog for OneCache {
     async fn find(&self, _: CacheRequest<'_>) -> Result<Served, Refusal> {
         self.searches.fetch_add(1, Ordering::Relaxed);

@@ -34,17 +34,17 @@ use super::{
 use crate::{client_info::ClientInfo, reader::Reader, subscribers::Subscribers};
 
 /// The server of the data port.
-pub struct Server<C> {
-    services: Arc<Services<C>>,
+pub struct Server {
+    services: Arc<Services>,
     access: Arc<AccessControl>,
     metrics: Arc<Metrics>,
     /// The number of the last connection.
     connections: AtomicU64,
 }
 
-impl<C: Catalog> Server<C> {
+impl Server {
     /// A server for `catalog` and the gRPC services `others` on the same port.
-    pub fn new(catalog: Arc<C>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Arc<Self> {
+    pub fn new(catalog: Arc<dyn Catalog>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Arc<Self> {
         let access = handles.access.clone();
         let metrics = handles.metrics.clone();
         let services = Arc::new(Services::new(catalog, others, options, handles));
@@ -57,7 +57,7 @@ impl<C: Catalog> Server<C> {
     }
 
     /// Admission, and the reads of both APIs.
-    pub fn reader(&self) -> &Arc<Reader<C>> {
+    pub fn reader(&self) -> &Arc<Reader> {
         &self.services.reader
     }
 
@@ -165,11 +165,7 @@ impl<C: Catalog> Server<C> {
     }
 
     /// Detects the protocol of a connection; performs the HTTP/2 handshake.
-    async fn detect_protocol<T: Io>(
-        self: Arc<Self>,
-        io: T,
-        client: ClientInfo,
-    ) -> Result<Detected<C, T>, ConnectionEnd> {
+    async fn detect_protocol<T: Io>(self: Arc<Self>, io: T, client: ClientInfo) -> Result<Detected<T>, ConnectionEnd> {
         let detected = tokio::select! {
             biased;
             detected = in_time(preface::detect(io)) => detected,
@@ -192,8 +188,8 @@ impl<C: Catalog> Server<C> {
 }
 
 /// A connection whose protocol is known.
-enum Detected<C, T> {
-    Http2(Box<Connection<C, Rewound<T>>>),
+enum Detected<T> {
+    Http2(Box<Connection<Rewound<T>>>),
     Http1(Rewound<T>),
 }
 

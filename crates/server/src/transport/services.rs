@@ -98,13 +98,13 @@ pub struct ServerHandles {
 }
 
 /// State that all connections share.
-pub struct Services<C> {
+pub struct Services {
     /// Admission, and the reads of both APIs.
-    pub reader: Arc<Reader<C>>,
+    pub reader: Arc<Reader>,
     /// The gRPC API.
-    pub grpc: Service<C>,
+    pub grpc: Service,
     /// The Kubernetes API.
-    pub kube: KubeApi<C>,
+    pub kube: KubeApi,
     /// All gRPC services. Plain gRPC watches bypass it.
     pub router: Router,
     /// The options.
@@ -123,9 +123,9 @@ pub struct Services<C> {
     pub drain: CancellationToken,
 }
 
-impl<C: Catalog> Services<C> {
+impl Services {
     /// The services for `catalog` and the gRPC services `others`.
-    pub fn new(catalog: Arc<C>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Self {
+    pub fn new(catalog: Arc<dyn Catalog>, others: Routes, options: ServerOptions, handles: ServerHandles) -> Self {
         let ServerHandles { access, audit, upstream, metrics, drain } = handles;
         let reader = Arc::new(Reader::new(
             catalog,

@@ -10,7 +10,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kubefan_admission::Holder;
-use kubefan_fanout::{Catalog, ConnectionWaker, StreamWaker};
+use kubefan_fanout::{ConnectionWaker, StreamWaker};
 use kubefan_telemetry::metrics::ConnectionEnd;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -35,10 +35,10 @@ const WATCH: u32 = 1;
 /// Serves a connection until it ends, also after it was upgraded to another protocol. Once the
 /// drain starts, or it is asked to end otherwise, it ends after the current request. A client that
 /// reads a pinning response too slowly ends the connection.
-pub async fn serve<C: Catalog>(
+pub async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: ClientInfo,
-    services: Arc<Services<C>>,
+    services: Arc<Services>,
 ) -> ConnectionEnd {
     let tunnel = Tunnel::default();
     let needs = ResponseNeeds::default();
@@ -116,10 +116,10 @@ fn cause(error: &hyper::Error) -> &(dyn Error + 'static) {
 
 /// Answers a request. Before a refusal is sent, the rest of the request is read, so that the client
 /// can send another one; if there is too much, the refusal says that the connection closes.
-async fn answer<C: Catalog>(
+async fn answer(
     request: Request<Incoming>,
     holder: Holder,
-    services: Arc<Services<C>>,
+    services: Arc<Services>,
     needs: ResponseNeeds,
     open: OpenConnection,
 ) -> Result<Response<Body>, Infallible> {
@@ -140,9 +140,9 @@ async fn answer<C: Catalog>(
 }
 
 /// Makes the response to a request.
-async fn respond<C: Catalog>(
+async fn respond(
     request: Request<Body>,
-    services: &Arc<Services<C>>,
+    services: &Arc<Services>,
     needs: ResponseNeeds,
     open: OpenConnection,
 ) -> Response<Body> {

@@ -36,7 +36,7 @@ use h2::{
 };
 use http::{Request, Response, header};
 use kubefan_cache::StreamEnd;
-use kubefan_fanout::{Catalog, ConnectionWaker, ReadyStreams, StreamWaker};
+use kubefan_fanout::{ConnectionWaker, ReadyStreams, StreamWaker};
 use kubefan_telemetry::metrics::ConnectionEnd;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -75,8 +75,8 @@ pub trait Io: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'sta
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Io for T {}
 
 /// The task of one connection.
-pub struct Connection<C, T> {
-    services: Arc<Services<C>>,
+pub struct Connection<T> {
+    services: Arc<Services>,
     client: ClientInfo,
     http2: server::Connection<Coalescer<T>, Payload>,
     flusher: Flusher<T>,
@@ -100,9 +100,9 @@ pub struct Connection<C, T> {
     ending: Option<EndReason>,
 }
 
-impl<C: Catalog, T: Io> Connection<C, T> {
+impl<T: Io> Connection<T> {
     /// Performs the HTTP/2 handshake.
-    pub async fn handshake(services: Arc<Services<C>>, io: T, client: ClientInfo) -> Result<Self, h2::Error> {
+    pub async fn handshake(services: Arc<Services>, io: T, client: ClientInfo) -> Result<Self, h2::Error> {
         let open = services.connections.open();
         let (half, flusher) = coalesce(io);
         let mut http2 = server::Builder::new()
@@ -393,7 +393,7 @@ impl<C: Catalog, T: Io> Connection<C, T> {
     }
 }
 
-impl<C: Catalog, T: Io> Future for Connection<C, T> {
+impl<T: Io> Future for Connection<T> {
     type Output = ConnectionEnd;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {

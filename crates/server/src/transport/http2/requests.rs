@@ -14,7 +14,7 @@ use http::{Request, StatusCode};
 use kubefan_admission::Holder;
 use kubefan_audit::{AuditRecord, Outcome, record::put_id};
 use kubefan_common::proto::v1alpha1::WatchRequest;
-use kubefan_fanout::{Catalog, ConnectionWaker, StreamWaker};
+use kubefan_fanout::{ConnectionWaker, StreamWaker};
 use prost::Message;
 use tokio::time::Instant;
 
@@ -42,8 +42,8 @@ pub struct StartedWatch {
 }
 
 /// Opens a gRPC watch. A refusal is sent as the whole response.
-pub async fn open_grpc_watch<C: Catalog>(
-    services: Arc<Services<C>>,
+pub async fn open_grpc_watch(
+    services: Arc<Services>,
     client: ClientInfo,
     connection_waker: Arc<ConnectionWaker>,
     request: Request<RecvStream>,
@@ -107,8 +107,8 @@ pub async fn open_grpc_watch<C: Catalog>(
 /// Answers a request of the Kubernetes API: opens a watch, or sends a whole response. Then it reads
 /// the rest of the request, because many clients report a reset instead of the response. gRPC
 /// clients do not, so their calls need no such end.
-pub async fn answer_kube<C: Catalog>(
-    services: Arc<Services<C>>,
+pub async fn answer_kube(
+    services: Arc<Services>,
     stream_waker: StreamWaker,
     holder: Holder,
     request: Request<RecvStream>,

@@ -20,7 +20,6 @@ use http_body::{Body, Frame, SizeHint};
 use kubefan_admission::Holder;
 use kubefan_audit::{AuditRecord, Outcome, record::put_id};
 use kubefan_cache::StreamEnd;
-use kubefan_fanout::Catalog;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 use tower::Service;
@@ -134,8 +133,8 @@ pub enum OnCutOff {
 /// Passes a gRPC request to the router and sends its response, unless the client goes away, stalls,
 /// or does not send its whole request in time. A stream holds a place among all streams. The record
 /// is complete when the response has ended.
-pub async fn serve_router<C: Catalog>(
-    services: Arc<Services<C>>,
+pub async fn serve_router(
+    services: Arc<Services>,
     holder: Holder,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
