@@ -95,8 +95,9 @@ pub trait Catalog: Send + Sync + 'static {
     ) -> impl Future<Output = Option<GroupVersionResource>> + Send;
 
     /// Reads the events after `version` from upstream again, for a client that returns with a
-    /// version from before this cache started. A view that selects by labels or fields
-    /// `needs_state`. One read serves all calls at about the same time.
+    /// version from before this cache started. `needs_state` is true for a view that needs the
+    /// state before each event: it selects by labels or fields, or sends only changes. One read
+    /// serves all calls at about the same time.
     ///
     /// # Errors
     /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`]
@@ -122,8 +123,8 @@ pub trait Catalog: Send + Sync + 'static {
         patience: Patience,
     ) -> impl Future<Output = Result<Fresh, Refusal>> + Send;
 
-    /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
-    /// that the cluster had at this call.
+    /// Waits until the cache itself has reached the version that the cluster had at this call, for
+    /// a reader that names a version. Unlike [`Self::prove`], it lists no metadata.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if it was not proved in time.
