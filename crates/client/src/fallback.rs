@@ -12,11 +12,11 @@
 //! not use it: the first clients have fresh data, and an apiserver without priority and fairness,
 //! which answers 429 in time, may fail all the same.
 //!
-//! The bound: each client has one moment in every 200 minutes, at a distance from the start of its
-//! outage that a hash of its id chooses. It makes at most one request to the apiserver then, and
-//! none at any other time. The hash does not depend on when a client notices the outage. So over
-//! any minute the expected share is 0.5 %. With 3,000 clients the worst minute stays below 1 %,
-//! however different these times are.
+//! The limit: each client has one moment in every 200 minutes. A hash of its id decides how long
+//! after the start of its outage that is. The client makes at most one request to the apiserver
+//! then, and none at any other time. Clients notice an outage at different times, but the hash does
+//! not depend on those. So 0.5 % of the clients are expected in any minute, and with 3,000 clients
+//! the worst minute stays below 1 %.
 
 mod follow;
 mod pace;

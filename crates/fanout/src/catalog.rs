@@ -93,8 +93,9 @@ pub trait Catalog: Send + Sync + 'static {
     async fn full_name(&self, group: &str, version: &str, resource: &str) -> Option<GroupVersionResource>;
 
     /// Reads the events after `version` from upstream again, for a client that returns with a
-    /// version from before this cache started. A view that selects by labels or fields
-    /// `needs_state`. One read serves all calls at about the same time.
+    /// version from before this cache started. `needs_state` is true for a view that needs the
+    /// state before each event: it selects by labels or fields, or sends only changes. One read
+    /// serves all calls at about the same time.
     ///
     /// # Errors
     /// [`Refusal::Expired`] if upstream no longer has the events either; [`Refusal::Unavailable`]
@@ -115,8 +116,8 @@ pub trait Catalog: Send + Sync + 'static {
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
     async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal>;
 
-    /// As [`Self::prove`], for a reader that names a version: the cache itself reaches the version
-    /// that the cluster had at this call.
+    /// Waits until the cache itself has reached the version that the cluster had at this call, for
+    /// a reader that names a version. Unlike [`Self::prove`], it lists no metadata.
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if it was not proved in time.

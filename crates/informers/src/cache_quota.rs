@@ -1,4 +1,4 @@
-//! Limits for caches that readers start, and the allowance that enforces them for one cache.
+//! Limits for caches that readers start, and the quota that enforces them for one cache.
 //!
 //! Without limits, any reader could fill the memory by naming resources.
 
@@ -50,13 +50,13 @@ pub(super) struct EncodingBudget {
     pub(super) bytes_max: usize,
     /// The name of these bytes in messages.
     pub(super) unit: &'static str,
-    /// The flag that raises `bytes_max`.
+    /// The key of the configuration file that raises `bytes_max`.
     pub(super) flag: &'static str,
     /// The caches that share it.
     pub(super) used: SharedBytes,
 }
 
-/// A cache exceeds its allowance, with a message that names the flag to raise.
+/// The message that a cache exceeds its quota. It names the setting to raise.
 pub(super) struct TooLarge(pub(super) String);
 
 /// The limits of one cache that a reader starts.
@@ -79,13 +79,13 @@ pub(super) struct CacheQuota {
 }
 
 impl CacheQuota {
-    /// Creates an allowance of a cache that these tenants read.
+    /// Creates the quota of a cache that these tenants read.
     pub(super) fn new(limits: CacheLimits, tenants: Arc<ReadingTenants>) -> Self {
         let membership = limits.budget.used.join(limits.is_configured, tenants);
         Self { limits, membership }
     }
 
-    /// Is cancelled when the cache has to end because others need its bytes.
+    /// Returns a token that is cancelled when the cache has to end, because others need its bytes.
     pub(super) fn ends(&self) -> CancellationToken {
         self.membership.ends()
     }

@@ -85,7 +85,8 @@ impl CachedSchema {
         if ends_encoding {
             self.lock().awaits_version = writer.awaits_version();
         }
-        // A change of the schema that was noticed during the list is not in it.
+        // A list does not show a change of the schema that was noticed while it ran. The relist
+        // that is planned then does.
         if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
             self.list_completed();
         }

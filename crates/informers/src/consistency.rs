@@ -70,15 +70,16 @@ const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
 /// Wait of a proof for the cache's own watch before it opens another. On a busy resource the cache
 /// is a moment behind.
 const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
-/// A resource without an update for this time is quiet. A look-up alone does not prove a quiet
-/// resource, because its next event is far off. It also takes upstream up to 100 ms, because the
-/// apiserver's watch cache must first request progress from etcd.
+/// A resource without an update for this time is quiet. For a quiet resource a look-up alone proves
+/// nothing, because the next event is far off. The look-up would also take upstream up to 100 ms,
+/// because the apiserver's watch cache must first request progress from etcd.
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 /// The time limit of one proof. The bookmark arrives after 1 to 2.25 seconds.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
 /// The same behind another kubefan, whose proof may wait for one that is under way there.
 const PROOF_TIMEOUT_BEHIND: Duration = Duration::from_secs(9);
-/// Wait for the bookmark of an open watch, which asks upstream for a shorter timeout.
+/// Maximum wait for the bookmark of a watch that is open. The watch itself asks upstream for a
+/// shorter timeout.
 const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(3);
 /// A watch that ends without a bookmark after at least this time counts as a failed wait. A shorter
 /// one has delayed no reader.
@@ -288,7 +289,7 @@ impl Prover {
                 self.reached(epoch)?.whole()
             )));
         } else if self.context.source.marks() {
-            // It has the version already, and sends a bookmark within a second.
+            // The other kubefan has the version already, and sends a bookmark within a second.
             let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp
         } else {

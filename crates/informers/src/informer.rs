@@ -195,8 +195,8 @@ impl Informer {
         batch.commit(commit, Instant::now());
     }
 
-    /// Notes an event, and returns the place and the planned relist that the informer may no longer
-    /// hold.
+    /// Notes an event. Drops the place and the wait for a planned relist if the informer may no
+    /// longer hold them.
     fn follow(&mut self, event: Event) {
         self.standing = self.standing.after(event, self.reflector.next_step());
         if self.standing.list_progress().is_none() {
@@ -303,8 +303,8 @@ impl Informer {
         }
         let listed = matches!(update, Update::ListEnd(_));
         let is_event = matches!(update, Update::Event(..));
-        // A list is consistent as of its request. It may have taken long. One that repeats the
-        // objects at the version of the cache proves nothing.
+        // A list is consistent as of its request, which may be long ago. If it only repeats the
+        // objects for a new schema, it proves nothing: see `listed_at`.
         let listing = self.standing.list_begin().filter(|_| listed);
         match &update {
             &Update::ListBegin { reason } => {
@@ -364,7 +364,8 @@ impl Informer {
             Ok(Some(commit)) => {
                 if first {
                     info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.served.parser.media().as_str(), version = %commit.version.whole(), objects = commit.store.len(), bytes = commit.store.json_bytes(), "synced");
-                    // Readers that have waited for the state find this with it.
+                    // Before the commit: readers that have waited for the first state also find the
+                    // time of its list.
                     if let Some(at) = listed_at {
                         hub.listed(at);
                     }
@@ -381,8 +382,8 @@ impl Informer {
                 self.retry.wait_after(None).await;
             }
         }
-        // After the commit: readers are served the proved version at once, and the version before
-        // it is not proved to have this age.
+        // After the commit: a proved state is served at once, and this proof does not hold for the
+        // state before.
         if let Some(at) = proven_at.filter(|_| is_applied) {
             self.retry.watched();
             self.served.hub.proved(at);

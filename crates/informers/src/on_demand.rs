@@ -234,7 +234,7 @@ impl Registry {
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {
-            // No warm start: a peer's cache may exceed the allowance.
+            // No warm start: a peer's cache may exceed the quota.
             let ended =
                 guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known.clone(), false).await;
             let is_not_cached = ended.reason.phase == Phase::NotCached;

@@ -3,8 +3,8 @@
 //! Readers look up caches in a concurrent map without waiting. No guard of the map is held across
 //! an await, else a slow task could block all readers.
 //!
-//! Modules above this one decide which caches exist: `configured`, `on_demand`. Others read the
-//! map: `catalog`, `readiness`, `self_check`, `memory_pressure` and `offered_caches`.
+//! `configured` and `on_demand` decide which caches exist. `lookup`, `readiness`, `self_check`,
+//! `memory_pressure` and `offered_caches` read the map.
 
 use std::{
     sync::{Arc, Mutex},

@@ -111,9 +111,9 @@ async fn compare(context: &CacheContext, served: &Served) -> Option<CheckResult>
         if let Err(error) = served.hub.reached(version.above(), REST_TIMEOUT).await {
             return Some(CheckResult::Failed(format!("the cache may have a part of version {version}: {error}")));
         }
-        // The rest of the version has arrived. A lost object is still missing. An object that was
-        // and is absent may have been created and deleted meanwhile; if not, the next check finds
-        // it.
+        // The rest of the version has arrived. An object whose event was lost still has the version
+        // that was compared. An object that the cache has neither then nor now may have been
+        // created and deleted meanwhile. If not, the next check finds it.
         let (now, _) = served.hub.state()?;
         differences.retain(|found| {
             let version = now.get(found.key.as_str()).map(|object| object.version());

@@ -104,7 +104,7 @@ struct Member {
     ends: CancellationToken,
 }
 
-/// One cache among them. Dropping it gives its bytes back.
+/// One of the caches that share a limit. Dropping it gives its bytes back.
 pub(super) struct Membership {
     all: SharedBytes,
     number: u64,
@@ -146,7 +146,7 @@ impl Membership {
         true
     }
 
-    /// Is cancelled when this cache has to end because of the others.
+    /// Returns a token that is cancelled when this cache has to end because of the others.
     pub(super) fn ends(&self) -> CancellationToken {
         self.ends.clone()
     }

@@ -21,8 +21,8 @@ use crate::{
     lister_watcher::{ListOptions, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents},
 };
 
-/// The apiserver's watch is asked to live this much longer than until the next moment, when a new
-/// one takes its place.
+/// Time for which the apiserver's watch continues after the client's next moment. A new watch takes
+/// its place at that moment.
 const OVERLAP: Duration = Duration::from_secs(60);
 
 /// A watch, or the way to one.

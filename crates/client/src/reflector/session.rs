@@ -24,8 +24,9 @@ impl Session {
         !self.version.is_empty() && !self.expired
     }
 
-    /// The version that a new state must have at least. A consistent read, "", if the last version
-    /// cannot be had; `first` without a last version.
+    /// Returns the version that a new state must have at least: the last version, or `first` if
+    /// there is none. It is empty, for a consistent read, if a list cannot be as new as the last
+    /// version.
     pub(super) fn minimum(&self, first: &str) -> String {
         match self.version.as_str() {
             _ if self.unavailable => String::new(),

@@ -94,9 +94,9 @@ pub struct CachePosition {
 
 /// The ways in which the history of a cache continues from a version.
 pub struct Continuation {
-    /// Whether it can resume from there.
+    /// Whether it can resume from exactly this place.
     pub can_resume: bool,
-    /// Whether it can resume from the end of that version.
+    /// Whether it can resume from after all events of that version.
     pub can_resume_after: bool,
     /// The version reached.
     pub head: ResourceVersion,

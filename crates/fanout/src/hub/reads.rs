@@ -31,8 +31,8 @@ impl HubState {
 }
 
 impl Hub {
-    /// Returns the place in the log after `cursor` and after `floor`, the gaps in between that hold
-    /// other bytes of unchanged objects, and whether the cache has reached `floor`.
+    /// Returns the place and the gaps of [`View::cursor_past`], and whether the cache has reached
+    /// `floor`.
     ///
     /// # Errors
     /// [`LogReadError::Gap`] if `floor` is inside a gap.

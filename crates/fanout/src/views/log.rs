@@ -176,8 +176,9 @@ pub struct ViewLog {
     /// A cursor before it has missed something that was trimmed.
     missed_before: u64,
     items: VecDeque<LogItem>,
-    /// Number of untested items. All of them come after `tested_to`.
+    /// Number of untested items. All of them are at or after `tested_to`.
     untested: usize,
+    /// A sequence number. All items before it are tested.
     tested_to: u64,
     /// An untested item was trimmed since the last test: a subscriber that waited in front of it
     /// has missed it.

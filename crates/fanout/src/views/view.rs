@@ -42,8 +42,8 @@ use crate::{
     wake::waker::{StreamWaker, Woken},
 };
 
-/// A selection with more tests per object is not tested inside the hub's critical section. To test
-/// a cheaper one costs about as much as to keep the event for later.
+/// The most tests per object of a selection that is tested inside the hub's critical section. To
+/// keep the event for later costs about as much as these tests.
 const TESTED_AT_ONCE_MAX: usize = 8;
 
 /// The cost of comparing the projections of two objects, in tests of a selection.
@@ -98,8 +98,8 @@ pub struct TestedSlice {
     pub has_more: bool,
 }
 
-/// The cost of the entries that were compared and not sent, in tests of a selection: they fill no
-/// batch. Those that are sent are limited by their bytes.
+/// Returns the cost of the entries that were compared and gave no message, in tests of a selection.
+/// The size of a batch limits only the others.
 pub fn comparison_cost(entries: usize, messages: usize) -> usize {
     entries.saturating_sub(messages) * COMPARISON_TESTS
 }
@@ -453,9 +453,9 @@ impl View {
         Ok(state.log.after(version))
     }
 
-    /// The place in the log after `cursor` and after `floor`, or the end if `floor` is above it;
-    /// and the gaps in between that hold other bytes of unchanged objects. History is not needed
-    /// for it: the log has every event after a valid cursor.
+    /// Returns the later of `cursor` and the place after `floor`, which is the end if `floor` is
+    /// above the log; and the gaps from `cursor` to there that hold other bytes of unchanged
+    /// objects. History is not needed for it: the log has every event after a valid cursor.
     pub fn cursor_past(&self, cursor: Cursor, floor: ResourceVersion) -> (Cursor, Vec<Arc<ViewGap>>) {
         let state = self.state();
         if floor < state.log.floor() {

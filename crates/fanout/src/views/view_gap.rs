@@ -27,7 +27,7 @@ pub struct ViewGap {
 enum Crossing {
     /// Not at all: it would miss something.
     Ends,
-    /// The gap concerns no object of the view, but for this exact event.
+    /// It misses nothing: the gap has no object of the view, except in this exact event.
     Passes(Option<LogEntry>),
 }
 

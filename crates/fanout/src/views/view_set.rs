@@ -46,10 +46,11 @@ use crate::{
 /// The part of a tenant's limit to which its logs are shortened. If it were all, the next commit
 /// would exceed the budget again.
 const SHORTENED_SHARE: f64 = 0.9;
-/// While logs exceed their budget, a cache looks at its own again after they have grown by the
-/// budget divided by this, and by an item for each view. A look takes a lock of each view and sorts
-/// the tenants of all caches, and it may find nothing to shorten: the bytes may be those of a cache
-/// that seldom has a commit, or of more tenants than the budget has room for.
+/// Number of parts of the budget of logs. While all logs exceed the budget, a cache looks for logs
+/// to shorten again after they have grown by one part, or by an item for each view if that is more.
+/// A look takes a lock of each view and sorts the tenants of all caches, and it may find nothing to
+/// shorten: the bytes may be those of a cache that seldom has a commit, or of more tenants than the
+/// budget has room for.
 const LOOKS_PER_BUDGET: usize = 4096;
 /// The time after which a cache looks again in any case.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

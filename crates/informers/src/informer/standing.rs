@@ -10,9 +10,9 @@
 //! |---|---|
 //! | `Starting` | may ask peers for their state |
 //! | `CheckDue` | checks the cluster until it is confirmed |
-//! | `ListDue` | waits for a place, and has a list or a page of it requested |
+//! | `ListDue` | waits for a place, and lets the reflector request a list or a page of it |
 //! | `Delivering` | applies updates that have arrived, of a list or a watch, or reads the rest of a list |
-//! | `WatchDue` | has a watch opened |
+//! | `WatchDue` | lets the reflector open a watch |
 //! | `Watching` | reads the watch; a proof may advance the cache, and a planned relist may begin |
 //! | `Rereading` | the same, and reads a list for the new schema beside the watch |
 
@@ -102,7 +102,7 @@ pub(super) enum Event {
     Relisted,
 }
 
-/// The remainder after a failed check.
+/// The state that is left after a failed check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discard {
     /// The state at this version. The watch continues from there.
@@ -246,8 +246,8 @@ impl Standing {
         list.begin.is_some_and(is_reread) && list.if_requested(next).begin.is_none()
     }
 
-    /// Decides the remainder after a failed check. `begins` is the reason of a list whose begin is
-    /// discarded, and `version` that of the cache.
+    /// Decides which state is left after a failed check. `begins` is the reason of a list whose
+    /// begin is discarded. `version` is the version of the cache.
     pub(super) fn discard(self, begins: Option<RelistReason>, version: Option<ResourceVersion>) -> Discard {
         match (begins.or(self.list().begin.map(|begin| begin.reason)), version) {
             (None, Some(version)) => Discard::Resume(version),

@@ -36,7 +36,7 @@ impl Fallback {
         self == Self::Upstream
     }
 
-    /// Returns the wait of a read for a freshness proof, unless upstream would answer sooner.
+    /// Returns the patience of a read, unless upstream would answer it sooner than a proof arrives.
     pub fn patience(self) -> Patience {
         if self.is_upstream() { Patience::Bookmark } else { Patience::NoFallback }
     }
@@ -53,8 +53,8 @@ impl Fallback {
         match self {
             Self::Upstream => None,
             Self::Off => Some(Refused::Plain(failure)),
-            // With these statuses the cache lacks the answer. Others hold for any server, or for a
-            // while only.
+            // With these statuses (404 to 406) the caches have no answer. A failure with another
+            // status would come from any server, or passes by itself.
             Self::Misread(needed) if matches!(failure.code(), 404..=406) => Some(lacks(needed, &failure)),
             Self::Misread(_) => Some(Refused::Plain(failure)),
         }

@@ -32,7 +32,8 @@ use crate::target_lookup::Selected;
 
 /// The approximate size of a chunk of the body, in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
-/// A client with a smaller limit may want only the first page.
+/// The smallest limit of clients that read all pages. A client with a smaller one may want only the
+/// first page.
 const PAGE_OBJECTS_MIN: usize = 500;
 
 /// The parts that a list is answered from.
@@ -78,7 +79,8 @@ pub async fn list(
     let has_no_selector = options.spec.is_empty();
     let namespace = &*read.what().target().namespace;
     let ListOptions { freshness, limit, continues, .. } = options;
-    // The apiserver's watch cache ignores the limit of a first page of any state.
+    // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
+    // page, and sends the whole list.
     let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
@@ -143,7 +145,7 @@ struct SelectedAfter<'a> {
     last: Option<&'a ObjectKey>,
 }
 
-/// Visits the objects until it breaks off. Other tasks run after each slice of `tests` tests.
+/// Calls `each` for the objects until it breaks. Other tasks run after each slice of `tests` tests.
 async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>) {
     let SelectedAfter { store, selection, last } = selected;
     let mut last = last.cloned();

@@ -54,7 +54,7 @@ pub struct ListOptions {
 
 impl ListOptions {
     /// Whether it may be the first request of an informer: all objects, at any version. Then a
-    /// watch follows, and the list of a cache that starts for both costs upstream the same.
+    /// watch follows. A cache that starts for both costs upstream one list, as this request would.
     pub fn may_begin_informer(&self) -> bool {
         let SelectorTexts { labels, fields, .. } = self.spec.texts();
         let is_whole = labels.is_empty() && fields.is_empty() && self.continues.is_empty();

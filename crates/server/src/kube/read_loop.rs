@@ -43,7 +43,7 @@ pub struct ReadContext<'a> {
     pub pages: &'a Arc<PageSnapshots>,
     /// The timeouts of watches that name none.
     pub timeouts: &'a DefaultTimeouts,
-    /// The origins whose pages may open a websocket.
+    /// Requests to upstream, about the origins whose pages may open a websocket.
     pub upstream: &'a KubeUpstream,
 }
 
@@ -224,7 +224,7 @@ impl<'a> ReadLoop<'a> {
             objects: if is_list { hub.state().map(|(store, _)| store.len()) } else { None },
             refusal,
         };
-        // A refusal while the read waited has no warnings of the cache.
+        // If the cache still refuses after the wait, the refusal is sent without its warnings.
         if !waits_for_sync || found.refusal.is_none() {
             self.fetched.found = Some(FoundCache { selected, format });
         }
@@ -393,10 +393,10 @@ impl<'a> ReadLoop<'a> {
 }
 
 async fn snapshot_of_list(hub: &Arc<Hub>, fresh: &Fresh, place: &FairPermit) -> Result<Snapshot, Refusal> {
-    // A wait for the other events of a version needs no permit.
+    // Waits for the other events of the version first, because that needs no permit.
     drop(hub.whole_snapshot_of(fresh).await?);
-    // The snapshot is taken after the gate, so that a waiting list pins none (or a small one, if it
-    // was proved itself).
+    // The snapshot is taken again after the gate, so that a list that waits there pins none. Only a
+    // proved state is pinned meanwhile, and that is small.
     let permit = Some(hub.gate().acquire(place.holder()).await?);
     let (store, version) = hub.whole_snapshot_of(fresh).await?;
     Ok(Snapshot { store, version, permit, last: None })

@@ -49,9 +49,10 @@ pub enum Route {
 pub enum Need {
     /// The verdict about the caller.
     Verdict,
-    /// A place among the reads or the streams, and which caches exist.
+    /// A place among the reads or the streams. With it, [`CacheFacts::cached`] is looked up.
     Place,
-    /// The start of a cache in the format with this index, for later reads.
+    /// The start of the cache in the format with this index. This read does not wait for it, and
+    /// later ones find it.
     StartForLater(usize),
     /// The cache in the format with this index.
     Cache {
@@ -82,9 +83,9 @@ pub enum Need {
 /// The proof of freshness that a read needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// Wait of the read for the proof.
+    /// The patience of the read.
     pub patience: Patience,
-    /// Whether upstream may list the metadata of the selected objects for it.
+    /// Whether upstream may list the metadata of the selected objects as the proof.
     pub lists: bool,
 }
 
@@ -124,7 +125,7 @@ pub fn route(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Route {
 fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
     let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, &read.spec);
-    // The caller of a read that upstream answers in any case is not reviewed.
+    // If upstream answers a read in any case, kubefan does not review its caller.
     if has_upstream {
         check_coverage()?;
         // Upstream finds one object sooner than a freshness proof could arrive.
@@ -136,8 +137,8 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
         return Err(problem.clone().into());
     }
     facts.verdict.as_ref().ok_or(Need::Verdict)?.clone().map_err(ReadError::from)?;
-    // Refused only now: the refusal shows whether the resource is cached. A single object is served
-    // if it is cached.
+    // Checked only after the verdict, because the refusal shows whether the resource is cached. A
+    // get is not checked: it is answered if the object is in the cache.
     if !has_upstream && !matches!(read.request, ReadRequest::Get(_)) {
         check_coverage()?;
     }
@@ -185,8 +186,8 @@ fn found_in<'a>(
         if has_upstream && !may_start_cache(read) && !is_cached(Media::Json) && !is_cached(media) {
             return not_served(format!("{resource} is not cached"));
         }
-        // A consistent read does not wait while the cache in this encoding starts; the next one
-        // will find it.
+        // A get or a consistent list does not wait while the cache in this encoding starts. A later
+        // read finds the cache.
         if has_upstream && !waits_for_sync && media != Media::Json && !is_cached(media) {
             if !is_started {
                 return Err(Need::StartForLater(format).into());
@@ -198,7 +199,8 @@ fn found_in<'a>(
     let found = match cache {
         Ok(found) => found,
         Err(refusal) => {
-            // No other encoding would find room, and a retry may. Protobuf has a limit of its own.
+            // Without room for JSON no other encoding finds room, and a retry may. Protobuf has a
+            // limit of its own, so without room for it the next format is tried.
             let is_full = !has_upstream && media == Media::Json && matches!(refusal, Refusal::NoRoom(_));
             let is_unsynced = waits_for_sync && matches!(refusal, Refusal::NotSynced { .. });
             if is_full || is_unsynced {
@@ -242,8 +244,8 @@ fn may_start_cache(read: &HttpRead<'_>) -> bool {
     }
 }
 
-/// Whether the decision depends on the encodings that are cached: upstream could answer the read,
-/// which does not itself start its cache and wait for it.
+/// Whether [`route`] needs to know which encodings are cached. It does for each read that upstream
+/// could answer, except for one that may start its cache and waits for it.
 pub fn depends_on_cached(read: &HttpRead<'_>, fallback: Fallback) -> bool {
     fallback.is_upstream() && !(may_start_cache(read) && waits_for_sync(&read.request))
 }
@@ -319,7 +321,8 @@ fn proof_of_list(
     };
     let is_whole = options.spec.is_empty() && read.path.namespace.is_empty();
     let lists = match options.limit {
-        // Upstream answers a small list of some objects about as soon as one of metadata.
+        // Upstream lists a few objects about as soon as their metadata, so a small list of some
+        // objects is proved without.
         None => is_whole || patience > Patience::AtOnce,
         // The state must be proved as a whole, because later pages are served from it.
         Some(limit) => is_whole && limit >= found.objects.unwrap_or_default(),
@@ -331,13 +334,14 @@ fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCacheFacts
     let proof = |lists| Proof { patience: facts.fallback.patience(), lists };
     match options.start {
         WatchStart::State(freshness) => match fresh(freshness, facts, found, || Ok(proof(true))) {
-            // The apiserver has sent the headers of the watch before it knows this.
+            // The apiserver notices this only after it has sent the headers of the watch. So the
+            // failure is an event.
             Err(Unanswered::Because(ReadError::Final(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
                 return Err(ReadError::Event(failure, found.media).into());
             }
             other => other?,
         },
-        // Upstream would read no object for it.
+        // Upstream would read no object for such a watch, so it lists no metadata either.
         WatchStart::Now(freshness) => fresh(freshness, facts, found, || Ok(proof(false)))?,
         WatchStart::After(_) => {}
     }
