@@ -196,7 +196,7 @@ func (ProjectionType) EnumDescriptor() ([]byte, []int) {
 	return file_kubefan_v1alpha1_watch_proto_rawDescGZIP(), []int{2}
 }
 
-// Encoding is how objects are encoded.
+// Encoding is the form in which objects are sent.
 type Encoding int32
 
 const (
@@ -557,7 +557,7 @@ func (x *Target) GetFieldSelector() string {
 // WatchRequest starts a watch. Field names are those of Kubernetes' ListOptions.
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to watch.
+	// The objects to watch.
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// Empty or "0": a snapshot, then events. Otherwise: the events after this version, which must be
 	// a resume_version from a stream of the same resource, or the version of a list. It need not be a
@@ -568,19 +568,19 @@ type WatchRequest struct {
 	// A bookmark is sent if the stream had no messages for this long and the version has advanced.
 	// Unset: 60 s. Minimum: 1 s.
 	BookmarkInterval *durationpb.Duration `protobuf:"bytes,4,opt,name=bookmark_interval,json=bookmarkInterval,proto3" json:"bookmark_interval,omitempty"`
-	// Which parts of each object are sent. Unset: all.
+	// The parts of each object to send. Unset: all.
 	Projection *Projection `protobuf:"bytes,5,opt,name=projection,proto3" json:"projection,omitempty"`
-	// How objects are encoded. Unset: as JSON.
+	// The encoding of the objects. Unset: JSON.
 	Encoding Encoding `protobuf:"varint,6,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
 	// Only with ENCODING_ZSTD_DELTA and a resource_version: the client has the bytes of every object
 	// of this watch, as of resource_version and in this projection, so deltas may be sent at once.
 	// False: the first event of each object contains the whole object. If a client wrongly sets this,
 	// base_crc32 does not match.
 	StateKept bool `protobuf:"varint,7,opt,name=state_kept,json=stateKept,proto3" json:"state_kept,omitempty"`
-	// What to do if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
+	// The action if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
 	OnLag OnLag `protobuf:"varint,8,opt,name=on_lag,json=onLag,proto3,enum=kubefan.v1alpha1.OnLag" json:"on_lag,omitempty"`
-	// What to do if the watch cannot resume, from resource_version or from where the stream has
-	// fallen behind. Unset: like ON_EXPIRED_FAIL.
+	// The action if the watch cannot resume, from resource_version or from the version at which the
+	// stream has fallen behind. Unset: like ON_EXPIRED_FAIL.
 	OnExpired OnExpired `protobuf:"varint,9,opt,name=on_expired,json=onExpired,proto3,enum=kubefan.v1alpha1.OnExpired" json:"on_expired,omitempty"`
 	// The identity of the cluster that resource_version is from, as received with that version or
 	// with the snapshot before it. Empty: unknown.
@@ -712,7 +712,7 @@ func (x *WatchRequest) GetVersionIsComplete() bool {
 // something else in it changes.
 type Projection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which parts are sent.
+	// The kind of the projection.
 	Type ProjectionType `protobuf:"varint,1,opt,name=type,proto3,enum=kubefan.v1alpha1.ProjectionType" json:"type,omitempty"`
 	// With PROJECTION_TYPE_FIELD_MASK, at least one path: field names separated by dots, such as
 	// "spec.nodeName". A backslash escapes a dot or a backslash in a name, as in kubectl's JSONPath:
@@ -1035,7 +1035,7 @@ func (*WatchResponse_CatchUpEnd) isWatchResponse_Message() {}
 // an object that no longer matches is DELETED.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What happened.
+	// The kind of the event.
 	Type EventType `protobuf:"varint,1,opt,name=type,proto3,enum=kubefan.v1alpha1.EventType" json:"type,omitempty"`
 	// The object's namespace; empty for cluster-scoped resources.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1412,7 +1412,7 @@ type GapBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stream is exact up to this version.
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// Why kubefan listed again, as in the label of kubefan_relists_total: "expired",
+	// The reason of the new list, as in the label of kubefan_relists_total: "expired",
 	// "continue_expired", "not_found", "forbidden", "line_too_long", "broken_object", "out_of_order",
 	// "schema_changed" or "interrupted". A kubefan that reads from another kubefan passes its reasons
 	// on, and marks what was a catch-up there with "catch_up". More may be added.
@@ -1710,14 +1710,14 @@ func (x *ResolvedResource) GetNamespaced() bool {
 // ListRequest requests the state.
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What to list.
+	// The objects to list.
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// The state must not be older than this. kubefan waits up to 3 s for it, then returns
 	// UNAVAILABLE. Empty or "0": the cached state.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// Which parts of each object are sent. Unset: all.
+	// The parts of each object to send. Unset: all.
 	Projection *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
-	// How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+	// The encoding of the objects: ENCODING_JSON or ENCODING_PROTOBUF. Unset: JSON. A list is not
 	// compressed, so the others are refused.
 	Encoding      Encoding `protobuf:"varint,4,opt,name=encoding,proto3,enum=kubefan.v1alpha1.Encoding" json:"encoding,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1957,7 +1957,7 @@ type GetRequest struct {
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// As in ListRequest.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// Which parts of the object are sent. Unset: all.
+	// The parts of the object to send. Unset: all.
 	Projection *Projection `protobuf:"bytes,3,opt,name=projection,proto3" json:"projection,omitempty"`
 	// Selects the same bytes that a watch with this encoding has: with ENCODING_ZSTD_DELTA the
 	// canonical form of every projection, with ENCODING_PROTOBUF protobuf, otherwise JSON. The
@@ -2161,8 +2161,8 @@ type GetFreshnessResponse struct {
 	// was up to date when it was proved. With prove, it is not below the version that the cluster had
 	// when the request arrived.
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// How long ago the version was proved to be current. Through several kubefans, the sum. Unset: it
-	// never was.
+	// The time since the version was proved to be current. Through several kubefans, the sum. Unset:
+	// it never was.
 	Age *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
 	// The identity of the cluster that the version is from, as in SnapshotBegin.
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -2324,7 +2324,7 @@ type ResourceStatus struct {
 	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Whether the cache serves requests.
 	State ResourceState `protobuf:"varint,4,opt,name=state,proto3,enum=kubefan.v1alpha1.ResourceState" json:"state,omitempty"`
-	// Why it does not, or the last upstream error.
+	// The reason for not serving, or the last upstream error.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// The version of the cache.
 	ResourceVersion string `protobuf:"bytes,6,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`

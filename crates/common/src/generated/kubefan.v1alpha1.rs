@@ -28,7 +28,7 @@ pub struct Target {
 /// WatchRequest starts a watch. Field names are those of Kubernetes' ListOptions.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {
-    /// What to watch.
+    /// The objects to watch.
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
     /// Empty or "0": a snapshot, then events. Otherwise: the events after this version, which must be
@@ -43,10 +43,10 @@ pub struct WatchRequest {
     /// Unset: 60 s. Minimum: 1 s.
     #[prost(message, optional, tag = "4")]
     pub bookmark_interval: ::core::option::Option<::prost_types::Duration>,
-    /// Which parts of each object are sent. Unset: all.
+    /// The parts of each object to send. Unset: all.
     #[prost(message, optional, tag = "5")]
     pub projection: ::core::option::Option<Projection>,
-    /// How objects are encoded. Unset: as JSON.
+    /// The encoding of the objects. Unset: JSON.
     #[prost(enumeration = "Encoding", tag = "6")]
     pub encoding: i32,
     /// Only with ENCODING_ZSTD_DELTA and a resource_version: the client has the bytes of every object
@@ -55,11 +55,11 @@ pub struct WatchRequest {
     /// base_crc32 does not match.
     #[prost(bool, tag = "7")]
     pub state_kept: bool,
-    /// What to do if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
+    /// The action if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
     #[prost(enumeration = "OnLag", tag = "8")]
     pub on_lag: i32,
-    /// What to do if the watch cannot resume, from resource_version or from where the stream has
-    /// fallen behind. Unset: like ON_EXPIRED_FAIL.
+    /// The action if the watch cannot resume, from resource_version or from the version at which the
+    /// stream has fallen behind. Unset: like ON_EXPIRED_FAIL.
     #[prost(enumeration = "OnExpired", tag = "9")]
     pub on_expired: i32,
     /// The identity of the cluster that resource_version is from, as received with that version or
@@ -84,7 +84,7 @@ pub struct WatchRequest {
 /// something else in it changes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Projection {
-    /// Which parts are sent.
+    /// The kind of the projection.
     #[prost(enumeration = "ProjectionType", tag = "1")]
     pub r#type: i32,
     /// With PROJECTION_TYPE_FIELD_MASK, at least one path: field names separated by dots, such as
@@ -167,7 +167,7 @@ pub mod watch_response {
 /// an object that no longer matches is DELETED.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Event {
-    /// What happened.
+    /// The kind of the event.
     #[prost(enumeration = "EventType", tag = "1")]
     pub r#type: i32,
     /// The object's namespace; empty for cluster-scoped resources.
@@ -278,7 +278,7 @@ pub struct GapBegin {
     /// The stream is exact up to this version.
     #[prost(string, tag = "1")]
     pub resource_version: ::prost::alloc::string::String,
-    /// Why kubefan listed again, as in the label of kubefan_relists_total: "expired",
+    /// The reason of the new list, as in the label of kubefan_relists_total: "expired",
     /// "continue_expired", "not_found", "forbidden", "line_too_long", "broken_object", "out_of_order",
     /// "schema_changed" or "interrupted". A kubefan that reads from another kubefan passes its reasons
     /// on, and marks what was a catch-up there with "catch_up". More may be added.
@@ -326,17 +326,17 @@ pub struct ResolvedResource {
 /// ListRequest requests the state.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRequest {
-    /// What to list.
+    /// The objects to list.
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
     /// The state must not be older than this. kubefan waits up to 3 s for it, then returns
     /// UNAVAILABLE. Empty or "0": the cached state.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
-    /// Which parts of each object are sent. Unset: all.
+    /// The parts of each object to send. Unset: all.
     #[prost(message, optional, tag = "3")]
     pub projection: ::core::option::Option<Projection>,
-    /// How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+    /// The encoding of the objects: ENCODING_JSON or ENCODING_PROTOBUF. Unset: JSON. A list is not
     /// compressed, so the others are refused.
     #[prost(enumeration = "Encoding", tag = "4")]
     pub encoding: i32,
@@ -392,7 +392,7 @@ pub struct GetRequest {
     /// As in ListRequest.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
-    /// Which parts of the object are sent. Unset: all.
+    /// The parts of the object to send. Unset: all.
     #[prost(message, optional, tag = "3")]
     pub projection: ::core::option::Option<Projection>,
     /// Selects the same bytes that a watch with this encoding has: with ENCODING_ZSTD_DELTA the
@@ -436,8 +436,8 @@ pub struct GetFreshnessResponse {
     /// when the request arrived.
     #[prost(string, tag = "1")]
     pub resource_version: ::prost::alloc::string::String,
-    /// How long ago the version was proved to be current. Through several kubefans, the sum. Unset: it
-    /// never was.
+    /// The time since the version was proved to be current. Through several kubefans, the sum. Unset:
+    /// it never was.
     #[prost(message, optional, tag = "2")]
     pub age: ::core::option::Option<::prost_types::Duration>,
     /// The identity of the cluster that the version is from, as in SnapshotBegin.
@@ -472,7 +472,7 @@ pub struct ResourceStatus {
     /// Whether the cache serves requests.
     #[prost(enumeration = "ResourceState", tag = "4")]
     pub state: i32,
-    /// Why it does not, or the last upstream error.
+    /// The reason for not serving, or the last upstream error.
     #[prost(string, tag = "5")]
     pub message: ::prost::alloc::string::String,
     /// The version of the cache.
@@ -603,7 +603,7 @@ impl ProjectionType {
         }
     }
 }
-/// Encoding is how objects are encoded.
+/// Encoding is the form in which objects are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Encoding {
@@ -1585,10 +1585,10 @@ pub mod transfer_entry {
 /// TransferSpan is the range between two versions.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferSpan {
-    /// Its start.
+    /// The start of the range.
     #[prost(string, tag = "1")]
     pub from: ::prost::alloc::string::String,
-    /// Its end.
+    /// The end of the range.
     #[prost(string, tag = "2")]
     pub to: ::prost::alloc::string::String,
 }
@@ -1612,16 +1612,16 @@ pub struct TransferChange {
 /// TransferGap is a relist: a record of history of which only the ends are exact.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferGap {
-    /// Its start.
+    /// The version before the relist.
     #[prost(string, tag = "1")]
     pub from: ::prost::alloc::string::String,
-    /// Its end.
+    /// The version of the relist.
     #[prost(string, tag = "2")]
     pub to: ::prost::alloc::string::String,
-    /// Why the resource was listed again.
+    /// The reason of the relist.
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
-    /// How many of the following events belong to it.
+    /// The number of the following events that belong to the relist.
     #[prost(uint64, tag = "4")]
     pub events: u64,
     /// The age of the record in milliseconds.
@@ -1631,10 +1631,10 @@ pub struct TransferGap {
 /// TransferEvent is a change of one object.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferEvent {
-    /// What happened.
+    /// The kind of the change.
     #[prost(enumeration = "EventType", tag = "1")]
     pub r#type: i32,
-    /// Its version.
+    /// The version of the change.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
     /// The namespace of the changed object.

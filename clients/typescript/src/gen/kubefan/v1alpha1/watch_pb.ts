@@ -92,7 +92,7 @@ export const TargetSchema: GenMessage<Target> = /*@__PURE__*/
  */
 export type WatchRequest = Message<"kubefan.v1alpha1.WatchRequest"> & {
   /**
-   * What to watch.
+   * The objects to watch.
    *
    * @generated from field: kubefan.v1alpha1.Target target = 1;
    */
@@ -123,14 +123,14 @@ export type WatchRequest = Message<"kubefan.v1alpha1.WatchRequest"> & {
   bookmarkInterval?: Duration;
 
   /**
-   * Which parts of each object are sent. Unset: all.
+   * The parts of each object to send. Unset: all.
    *
    * @generated from field: kubefan.v1alpha1.Projection projection = 5;
    */
   projection?: Projection;
 
   /**
-   * How objects are encoded. Unset: as JSON.
+   * The encoding of the objects. Unset: JSON.
    *
    * @generated from field: kubefan.v1alpha1.Encoding encoding = 6;
    */
@@ -147,15 +147,15 @@ export type WatchRequest = Message<"kubefan.v1alpha1.WatchRequest"> & {
   stateKept: boolean;
 
   /**
-   * What to do if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
+   * The action if the stream falls behind the cached events. Unset: like ON_LAG_EXPIRE.
    *
    * @generated from field: kubefan.v1alpha1.OnLag on_lag = 8;
    */
   onLag: OnLag;
 
   /**
-   * What to do if the watch cannot resume, from resource_version or from where the stream has
-   * fallen behind. Unset: like ON_EXPIRED_FAIL.
+   * The action if the watch cannot resume, from resource_version or from the version at which the
+   * stream has fallen behind. Unset: like ON_EXPIRED_FAIL.
    *
    * @generated from field: kubefan.v1alpha1.OnExpired on_expired = 9;
    */
@@ -202,7 +202,7 @@ export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
  */
 export type Projection = Message<"kubefan.v1alpha1.Projection"> & {
   /**
-   * Which parts are sent.
+   * The kind of the projection.
    *
    * @generated from field: kubefan.v1alpha1.ProjectionType type = 1;
    */
@@ -375,7 +375,7 @@ export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
  */
 export type Event = Message<"kubefan.v1alpha1.Event"> & {
   /**
-   * What happened.
+   * The kind of the event.
    *
    * @generated from field: kubefan.v1alpha1.EventType type = 1;
    */
@@ -608,7 +608,7 @@ export type GapBegin = Message<"kubefan.v1alpha1.GapBegin"> & {
   resourceVersion: string;
 
   /**
-   * Why kubefan listed again, as in the label of kubefan_relists_total: "expired",
+   * The reason of the new list, as in the label of kubefan_relists_total: "expired",
    * "continue_expired", "not_found", "forbidden", "line_too_long", "broken_object", "out_of_order",
    * "schema_changed" or "interrupted". A kubefan that reads from another kubefan passes its reasons
    * on, and marks what was a catch-up there with "catch_up". More may be added.
@@ -750,7 +750,7 @@ export const ResolvedResourceSchema: GenMessage<ResolvedResource> = /*@__PURE__*
  */
 export type ListRequest = Message<"kubefan.v1alpha1.ListRequest"> & {
   /**
-   * What to list.
+   * The objects to list.
    *
    * @generated from field: kubefan.v1alpha1.Target target = 1;
    */
@@ -765,14 +765,14 @@ export type ListRequest = Message<"kubefan.v1alpha1.ListRequest"> & {
   resourceVersion: string;
 
   /**
-   * Which parts of each object are sent. Unset: all.
+   * The parts of each object to send. Unset: all.
    *
    * @generated from field: kubefan.v1alpha1.Projection projection = 3;
    */
   projection?: Projection;
 
   /**
-   * How objects are encoded: ENCODING_JSON or ENCODING_PROTOBUF. Unset: as JSON. A list is not
+   * The encoding of the objects: ENCODING_JSON or ENCODING_PROTOBUF. Unset: JSON. A list is not
    * compressed, so the others are refused.
    *
    * @generated from field: kubefan.v1alpha1.Encoding encoding = 4;
@@ -910,7 +910,7 @@ export type GetRequest = Message<"kubefan.v1alpha1.GetRequest"> & {
   resourceVersion: string;
 
   /**
-   * Which parts of the object are sent. Unset: all.
+   * The parts of the object to send. Unset: all.
    *
    * @generated from field: kubefan.v1alpha1.Projection projection = 3;
    */
@@ -1020,8 +1020,8 @@ export type GetFreshnessResponse = Message<"kubefan.v1alpha1.GetFreshnessRespons
   resourceVersion: string;
 
   /**
-   * How long ago the version was proved to be current. Through several kubefans, the sum. Unset: it
-   * never was.
+   * The time since the version was proved to be current. Through several kubefans, the sum. Unset:
+   * it never was.
    *
    * @generated from field: google.protobuf.Duration age = 2;
    */
@@ -1120,7 +1120,7 @@ export type ResourceStatus = Message<"kubefan.v1alpha1.ResourceStatus"> & {
   state: ResourceState;
 
   /**
-   * Why it does not, or the last upstream error.
+   * The reason for not serving, or the last upstream error.
    *
    * @generated from field: string message = 5;
    */
@@ -1296,7 +1296,7 @@ export const ProjectionTypeSchema: GenEnum<ProjectionType> = /*@__PURE__*/
   enumDesc(file_kubefan_v1alpha1_watch, 2);
 
 /**
- * Encoding is how objects are encoded.
+ * Encoding is the form in which objects are sent.
  *
  * @generated from enum kubefan.v1alpha1.Encoding
  */
