@@ -1,4 +1,4 @@
-# What the scripts of this directory share: sourced by each, after `set -euo pipefail`.
+# Functions that the scripts of this directory share: sourced by each, after `set -euo pipefail`.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -90,7 +90,7 @@ export interface Bookmark extends Item {
  */
 export interface Disconnected extends Item {
   readonly kind: "disconnected";
-  /** Why it broke. */
+  /** The reason of the break. */
   readonly error: KubefanError;
   /** The time until the next attempt. */
   readonly retryInMs: number;

@@ -34,7 +34,7 @@ export interface ResourceStatus {
   readonly state: string;
   /** The namespace of this cache; empty for the whole cluster. */
   readonly namespace: string;
-  /** Why it does not serve, or the last upstream error. */
+  /** The reason for not serving, or the last upstream error. */
   readonly message: string;
   /** The version of the cache. */
   readonly resourceVersion: string;

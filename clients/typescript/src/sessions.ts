@@ -34,7 +34,7 @@ export class Sessions {
   readonly #managers = new Map<string, Http2SessionManager>();
   readonly #prepared = new WeakSet<ClientHttp2Session>();
   readonly #owners = new WeakMap<ClientHttp2Stream, Http2SessionManager>();
-  /** When the last attempt failed, of addresses that did not answer. */
+  /** Time of the last failed attempt, by address. */
   readonly #failedAt = new Map<string, number>();
   #addresses: string[] = [];
   #lookedUpAt = -Infinity;

@@ -30,7 +30,7 @@ import (
 // A number, because the image has no /etc/passwd and Kubernetes' runAsNonRoot needs one.
 const user = "65532:65532"
 
-// What containerd and Kubernetes call the variant of every 64-bit ARM processor.
+// Variant of every 64-bit ARM processor, as containerd and Kubernetes name it.
 const arm64Variant = "v8"
 
 // The contents of the image beside the binary, by path.

@@ -30,7 +30,7 @@ class EventType(str, enum.Enum):
 
 
 class DeleteReason(str, enum.Enum):
-    """Why an object is no longer part of a watch."""
+    """The reason why an object is no longer part of a watch."""
 
     #: It was deleted.
     OBJECT_DELETED = "OBJECT_DELETED"

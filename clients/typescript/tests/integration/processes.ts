@@ -10,7 +10,7 @@ export const WAIT_MS_MAX = 90_000;
 
 /** The kubefan under test. Without `KUBEFAN` the tests are skipped. */
 export const program = process.env["KUBEFAN"] ?? "";
-/** Why a test is skipped; false if it is not. */
+/** The reason to skip a test; false if it runs. */
 export const skip = program === "" ? "set KUBEFAN to the program" : false;
 
 /** Ports that were free a moment ago, all different. */

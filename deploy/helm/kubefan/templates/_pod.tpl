@@ -1,4 +1,4 @@
-{{/* What the pods of both forms have in common. Arguments: root, form (cluster or node). */}}
+{{/* The parts that the pods of both forms share. Arguments: root, form (cluster or node). */}}
 
 {{/* The restricted pod security standard. */}}
 {{- define "kubefan.podSecurity" -}}
@@ -70,7 +70,7 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Where pods may run. */}}
+{{/* Placement and priority of pods. */}}
 {{- define "kubefan.placement" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -105,7 +105,7 @@ app.kubernetes.io/component: {{ $form }}
 {{- define "kubefan.podAnnotations" -}}
 {{- $root := index . 0 }}{{ $form := index . 1 }}{{ $values := index $root.Values $form }}
 {{- $annotations := dict "kubectl.kubernetes.io/default-container" "kubefan" }}
-{{- /* What a running kubefan does not take over restarts the pods: config::reload::LIVE has the rest. */}}
+{{- /* Settings that need a restart, so that a change restarts the pods: config::reload::LIVE has the others. */}}
 {{- $config := include (printf "kubefan.%sConfig" $form) $root | fromYaml }}
 {{- $fixed := omit $config "apiVersion" "kind" "maxStaleness" "modes" "resources" "limits" }}
 {{- with omit ($config.limits | default dict) "readsMax" "readsMaxPerIdentity" "subscribersMax" "subscribersMaxPerIdentity" }}
