@@ -309,7 +309,7 @@ pub(crate) fn requests(data: &[u8]) {
     for target in targets.into_iter().map(Option::unwrap_or_default) {
         let _ = target_lookup::check_names(&target);
         for read in [Read::object(target.clone()), Read::collection(ReadVerb::Watch, target)] {
-            // What an authorizer sees of any request.
+            // The attributes that an authorizer sees of any request.
             let _ = read.attributes().key(&[0; 32]);
             let read = access.authorize(&Caller::Any, read, &presented).now_or_never();
             let Some(Ok(read)) = read else { panic!("everything is allowed") };

@@ -111,7 +111,7 @@ impl Admin {
     /// The answer to a GET.
     ///
     /// # Errors
-    /// Why there is none, in the words of the user.
+    /// The reason why there is no answer, in the words of the user.
     pub(super) async fn get(&self, path: &str, query: &[(&str, String)]) -> Result<String, String> {
         self.send(Method::GET, path, query).await
     }
@@ -119,7 +119,7 @@ impl Admin {
     /// The answer to a DELETE.
     ///
     /// # Errors
-    /// Why there is none, in the words of the user.
+    /// The reason why there is no answer, in the words of the user.
     pub(super) async fn delete(&self, path: &str) -> Result<String, String> {
         self.send(Method::DELETE, path, &[]).await
     }

@@ -1,4 +1,4 @@
-//! Why a command failed, as the one line that the user sees.
+//! Errors of a command, as the one line that the user sees.
 
 use std::{fmt, io};
 
@@ -7,7 +7,7 @@ use tonic::Code;
 use super::shutdown::StopSignal;
 use kubefan_client::ClientError;
 
-/// Why a command failed. The text is the one line that the user sees.
+/// The reason why a command failed. The text is the one line that the user sees.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CliError {
     /// A problem with the arguments, the configuration or the system.

@@ -88,7 +88,7 @@ fn runtime_builder() -> tokio::runtime::Builder {
 /// The configuration that flags, environment and file make, and the file that it is from.
 ///
 /// # Errors
-/// Why `serve` would not start with it, in one line.
+/// The reason why `serve` would not start with it, in one line.
 pub(super) fn configuration(
     args: ServeArgs,
     given: &Given<'_>,

@@ -130,7 +130,7 @@ pub(super) async fn run(args: SubscribersArgs) -> Result<(), CliError> {
 /// The answer of the admin port.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is no list.
 pub(super) async fn list(admin: &Admin, sort: SortBy, limit: u32) -> Result<String, String> {
     let sort = match sort {
         SortBy::Lag => "lag",

@@ -173,7 +173,7 @@ pub(super) async fn run(args: WatchArgs) -> Result<(), CliError> {
     result
 }
 
-/// Why a command does not answer yet.
+/// Tells why a command does not answer yet.
 pub(super) fn waiting_for(resource: &str, error: &ClientError) -> String {
     format!("waiting for {resource}: {error}; retrying")
 }

@@ -8,7 +8,7 @@ use crate::tree;
 /// The folder of the patches.
 const FOLDER: &str = "tests/simulation/planted";
 
-/// Why the patches do not apply to the sources below `root`; nothing if they do.
+/// The reasons why the patches do not apply to the sources below `root`; empty if they do.
 pub(crate) fn misfits(root: &Path) -> Vec<String> {
     let patches = tree::files(root, FOLDER, "patch");
     if patches.is_empty() {

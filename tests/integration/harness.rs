@@ -388,7 +388,7 @@ impl Drop for RunPermit {
 /// The time of each test that has run.
 static TIMES: Mutex<Vec<(Duration, &'static str)>> = Mutex::new(Vec::new());
 
-/// Why a test ends itself without a result.
+/// The reason why a test ends itself without a result.
 struct Skipped(String);
 
 /// Ends the calling test as ignored, because this machine lacks something that the test needs.

@@ -396,7 +396,7 @@ fn largest(watches: &[f64]) -> f64 {
 struct Writer {
     stop: watch::Sender<bool>,
     task: JoinHandle<u64>,
-    /// When each version was asked for, in microseconds.
+    /// Time of the request for each version, in microseconds.
     written: Arc<Mutex<BTreeMap<u64, u64>>>,
 }
 

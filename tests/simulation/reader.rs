@@ -33,7 +33,7 @@ use wire::{Events, Message, Page, Pod};
 /// The most watches of one state. Then the program lists again.
 const WATCHES_MAX: usize = 8;
 
-/// Why a request or a stream has ended without a result.
+/// A request or a stream has ended without a result.
 struct Ended;
 
 /// Reads for ever.

@@ -85,7 +85,7 @@ struct Tampering {
     no_bookmarks_until: Option<Instant>,
     applied: BTreeMap<&'static str, u64>,
     requests: BTreeMap<&'static str, u64>,
-    /// When a state was requested.
+    /// Times at which a state was requested.
     states_at: Vec<Instant>,
     /// Since the start of the replica.
     standing: BTreeMap<&'static str, Standing>,
@@ -98,7 +98,7 @@ struct Tampering {
 
 /// The requests of one cache that lists and watches, as the apiserver sees them.
 struct Standing {
-    /// When it last asked for a state or a watch.
+    /// Time of the last request for a state or a watch.
     asked_at: Instant,
     /// The apiserver wants no request before this time.
     not_before: Option<Instant>,
@@ -125,7 +125,7 @@ impl Transport {
         self.tampering.lock().unwrap().requests.clone()
     }
 
-    /// When a state was requested, with a list or a watch.
+    /// Times at which a state was requested, with a list or a watch.
     pub(crate) fn states_at(&self) -> Vec<Instant> {
         self.tampering.lock().unwrap().states_at.clone()
     }

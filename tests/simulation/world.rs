@@ -37,11 +37,11 @@ pub(crate) struct World {
     /// By number of the subscriber.
     pub(crate) controls: Vec<SubscriberControl>,
     pub(crate) story: Mutex<Vec<(Duration, String)>>,
-    /// When memory first became short.
+    /// Time at which memory first became short.
     pub(crate) memory_short: Mutex<Option<Duration>>,
     /// A time in which no fault is active, or has an effect any more.
     pub(crate) quiet: Mutex<Option<Range<Duration>>>,
-    /// When the schema changed.
+    /// Times of the changes of the schema.
     schema_changes: Mutex<Vec<Duration>>,
 }
 

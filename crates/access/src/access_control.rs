@@ -154,7 +154,7 @@ impl AccessControl {
     /// count.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The denial, if the caller may not read or its rights are not known.
     pub(super) async fn authorize_again(
         &self,
         authorized: &Authorized<Read>,
@@ -167,7 +167,7 @@ impl AccessControl {
     /// The caller of a request.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// The denial, if the caller is not known.
     pub async fn authenticate(&self, presented: &Presented) -> Result<Caller, Denial> {
         match &self.authenticator {
             None => Ok(Caller::Any),
@@ -191,7 +191,7 @@ impl AccessControl {
     /// Whether the caller of a request may read a path of kubefan's own.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The denial, if the caller may not use the path or its rights are not known.
     pub async fn authorize_path(&self, path: NonResource, presented: &Presented) -> Result<(), Denial> {
         if presented.impersonates {
             return Err(Denial::Impersonation);

@@ -9,7 +9,7 @@ use kubefan_cache::Refusal;
 use super::{modes::Mode, switches::Switched};
 use crate::authorization::attributes::Attributes;
 
-/// Why a caller is refused.
+/// The reason why a caller is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denial {
     /// kubefan does not know who the caller is.
@@ -70,7 +70,7 @@ impl ForbiddenPath {
     }
 }
 
-/// Why impersonation is refused where it is not forwarded.
+/// Text of the refusal of impersonation where it is not forwarded.
 pub const IMPERSONATION: &str = "this request acts as another user (Impersonate-User and its like), which kubefan does not do: \
     leave that out (kubectl: --as), or ask the apiserver itself";
 

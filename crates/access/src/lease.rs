@@ -103,7 +103,7 @@ impl Lease {
         Some(task.abort_handle())
     }
 
-    /// Why the stream must end; `None` while it may continue.
+    /// Reason to end the stream; `None` while it may continue.
     pub fn end(&self) -> Option<StreamEnd> {
         self.0.as_ref()?.end.get().cloned()
     }

@@ -29,7 +29,7 @@ const SLICE: usize = 50;
 /// The time between two slices: 500 watches end in a second.
 const SLICE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a read is not answered from the cache: its mode.
+/// The mode because of which a read is not answered from the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Switched {
     /// `Passthrough` or `Deny`.

@@ -21,7 +21,7 @@ const PROTOCOL: &str = "kubefan.dev/protocol";
 const FORWARDED: &str = "kubefan.dev/forwarded";
 const OBJECTS: &str = "kubefan.dev/objects";
 const BYTES: &str = "kubefan.dev/bytes";
-/// Why a stream has ended, by the label of the metric.
+/// Annotation with the reason of the end of a stream, by the label of the metric.
 const END: &str = "kubefan.dev/end";
 /// The end of a stream whose caller went away.
 const CANCELLED: &str = "cancelled";

@@ -40,7 +40,7 @@ pub const LAUNCH: &str = "bench-child";
 /// only on failure.
 ///
 /// # Errors
-/// When the program cannot be executed.
+/// If the program cannot be executed.
 pub fn launch(program: &OsStr, args: &[OsString]) -> io::Error {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
@@ -141,7 +141,7 @@ impl ServerProcess {
     /// The address of kubefan's admin port.
     ///
     /// # Errors
-    /// When the process does not print it.
+    /// If the process does not print it.
     pub(super) async fn admin_address(&self) -> Result<SocketAddr, BenchError> {
         let mut admin = self.admin.clone();
         let found = timeout(START_TIMEOUT, admin.wait_for(Option::is_some)).await;

@@ -27,7 +27,7 @@ use super::{
 
 /// The counters of one set of receivers.
 pub(super) struct Counters {
-    /// When the changes of this load were made.
+    /// Times of the changes of this load.
     pub(super) times: Arc<ChangeTimes>,
     pub(super) ages: Histogram,
     streams: Box<[StreamCounters]>,

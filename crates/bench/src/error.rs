@@ -1,8 +1,8 @@
-//! Why a measurement fails.
+//! Errors of a measurement.
 
 use std::{io, time::Duration};
 
-/// Why a measurement could not start or finish.
+/// The reason why a measurement could not start or finish.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The limit of open files is too low: every connection needs one in this process and one in

@@ -32,7 +32,7 @@ const MARKER: &str = "kubefan: serving bytes on ";
 /// first uses TLS.
 ///
 /// # Errors
-/// When it cannot listen on loopback, or cannot use the files.
+/// If it cannot listen on loopback, or cannot use the files.
 pub async fn serve(certificate: Option<(&Path, &Path)>) -> io::Result<()> {
     let tls = certificate.map(|(cert, key)| acceptor(cert, key)).transpose()?;
     let listener = kubefan_server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;

@@ -1,4 +1,4 @@
-//! When each change was made upstream, and how old changes are on receipt.
+//! The time of each change upstream, and the age of changes on receipt.
 //!
 //! Receivers record a million deliveries per second here, so ages go to a histogram of fixed size:
 //! no allocation, no lock, buckets 1.6 % wide.
@@ -18,7 +18,7 @@ const STEP_BITS: u32 = 6;
 /// Enough for ages up to 2^40 µs.
 const BUCKETS: usize = 35 << STEP_BITS;
 
-/// When each of the latest changes was made, in microseconds since `base`.
+/// Times of the latest changes, in microseconds since `base`.
 pub(super) struct ChangeTimes {
     base: Instant,
     made: Box<[AtomicU64]>,

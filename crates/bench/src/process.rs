@@ -19,7 +19,7 @@ impl Meter {
     /// User and system time of all threads so far, in nanoseconds.
     ///
     /// # Errors
-    /// When the process has ended, or if there is no `/proc`.
+    /// If the process has ended, or there is no `/proc`.
     pub fn cpu_nanos(&mut self) -> io::Result<u64> {
         for task in fs::read_dir(self.directory.join("task"))? {
             let task = task?;
@@ -60,7 +60,7 @@ impl Meter {
     /// Resets the peak to the current resident memory.
     ///
     /// # Errors
-    /// When the process belongs to another user.
+    /// If the process belongs to another user.
     pub fn reset_peak(&self) -> io::Result<()> {
         fs::write(self.directory.join("clear_refs"), "5")
     }

@@ -86,7 +86,7 @@ impl Server {
     /// The address of the server's admin port.
     ///
     /// # Errors
-    /// When the benchmark did not start the server.
+    /// If the benchmark did not start the server.
     pub(super) async fn admin_address(&self) -> Result<SocketAddr, BenchError> {
         match &self.process {
             Some(process) => process.admin_address().await,

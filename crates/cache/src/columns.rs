@@ -50,7 +50,7 @@ struct UsedColumn {
     state: ColumnState,
     /// The tenant that it is charged to.
     tenant: Tenant,
-    /// When that tenant used it last.
+    /// Time of the last use by that tenant.
     tenant_used_at: Instant,
 }
 

@@ -40,7 +40,7 @@ pub struct Gap {
     pub from: ResourceVersion,
     /// History is exact again from here.
     pub to: ResourceVersion,
-    /// Why the events in between are not known.
+    /// Reason of the gap.
     pub reason: RelistReason,
     /// The difference between the two states: deletes, then adds and changes in the order of their
     /// versions.

@@ -117,7 +117,7 @@ pub enum Applied {
     Continued(Vec<HistoryRecord>),
     /// A history began that does not follow from the one before.
     NewEpoch {
-        /// Why, for subscribers of the history before.
+        /// Reason for subscribers of the history before.
         because: String,
         /// Whether there was one.
         replaced: bool,
@@ -140,7 +140,7 @@ pub struct PublishedCache {
     state: Option<CachedState>,
     epochs: u64,
     proven_at: Option<Instant>,
-    /// When the list was requested that the state is from.
+    /// Time of the request for the list that the state is from.
     listed_at: Option<Instant>,
     staleness_max: Option<Duration>,
     lists: u64,
@@ -405,7 +405,7 @@ impl PublishedCache {
         self.phase
     }
 
-    /// Why it is not served, or the last error upstream; may be empty.
+    /// Reason why the resource is not served, or the last error upstream; may be empty.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -6,7 +6,7 @@ use kubefan_model::ResourceVersion;
 
 use super::ring::Expired;
 
-/// Why a subscription or a read cannot be served.
+/// The reason why a subscription or a read cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The first list is not complete.

@@ -1,4 +1,4 @@
-//! Why a cache was listed again, or why its history has a marked gap.
+//! The reasons of a new list of a cache, and of a marked gap in its history.
 //!
 //! Every reason of this version is in one table: replicas and kubefans behind each other pass
 //! reasons on as text, and a text that one of them does not know would lose its meaning. Those that
@@ -8,7 +8,7 @@ use kubefan_common::reasons::GapReason;
 
 macro_rules! relist_reasons {
     ($($(#[$doc:meta])+ $reason:ident = $text:expr;)+) => {
-        /// Why a list was started, and why a gap is in the history.
+        /// The reason of a list, and of a gap in the history.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum RelistReason {
             $($(#[$doc])+ $reason,)+

@@ -118,7 +118,7 @@ pub enum BackfillState {
     Unavailable,
 }
 
-/// Why a subscriber needs a plan.
+/// The reason of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Situation {
     /// A client returns with a version.
@@ -134,7 +134,7 @@ pub struct ResumeRequest<E> {
     /// continue from it: the version is of another history, or the subscriber holds the state of no
     /// version.
     pub position: Result<Coverage, E>,
-    /// Why a plan is needed.
+    /// The reason of the plan.
     pub situation: Situation,
     /// The subscriber's option if history cannot resume.
     pub on_expired: OnExpired,

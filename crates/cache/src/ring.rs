@@ -299,7 +299,7 @@ impl EventRing {
         self.records.get(at).map(|entry| &entry.record).filter(|record| record.version() == version)
     }
 
-    /// When the newest record was received.
+    /// Time at which the newest record was received.
     pub fn newest_received(&self) -> Option<Instant> {
         self.records.back().map(|entry| entry.at)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::ring::Expired;
 
-/// Why a stream ended.
+/// The reason of the end of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StreamEnd {
     /// `timeout_seconds` is over.

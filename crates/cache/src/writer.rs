@@ -45,7 +45,7 @@ use crate::{gap::Gap, history::History, relist_reason::RelistReason, ring::Histo
 pub enum Update {
     /// A list starts: the first, or another because of `reason`.
     ListBegin {
-        /// Why.
+        /// Reason of the relist.
         reason: RelistReason,
     },
     /// One object of the list.
@@ -59,7 +59,7 @@ pub enum Update {
     /// The difference between the state reached and a later one, which upstream has marked: it does
     /// not know the single changes in between either.
     Conflated {
-        /// Why upstream does not.
+        /// Reason why upstream does not know the changes.
         reason: RelistReason,
         /// In an order in which they lead to the later state.
         changes: Vec<ConflatedChange>,
@@ -98,7 +98,7 @@ pub struct Commit {
 pub enum Change {
     /// A new history: the first list, or a state that does not follow from the one before.
     Start {
-        /// Why, for subscribers of the history before.
+        /// Reason for subscribers of the history before.
         because: String,
     },
     /// A state with its history, from a peer.
@@ -116,7 +116,7 @@ pub struct CacheWriter {
     version: Option<ResourceVersion>,
     listing: Option<Listing>,
     packing: Packing,
-    /// Why the next complete list starts a new history.
+    /// Reason why the next complete list starts a new history.
     rewritten: Option<String>,
     /// Waits for the next version.
     reencoded: Option<Reencoded>,

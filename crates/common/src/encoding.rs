@@ -71,7 +71,7 @@ const CHECKSUM_FLAG: u8 = 0b100;
 /// Offset of that byte: it follows the magic number.
 const DESCRIPTOR_AT: usize = 4;
 
-/// Why bytes are not a zstd frame that `watch.proto` allows.
+/// The reason why bytes are not a zstd frame that `watch.proto` allows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The content would be larger than the reader accepts.

@@ -42,7 +42,7 @@ pub fn usual_files() -> Vec<PathBuf> {
 /// Reads files and merges them.
 ///
 /// # Errors
-/// Why one of them cannot be used, without its text.
+/// The reason why one of the files cannot be used, without its text.
 pub fn read<F: AsRef<Path>>(files: &[F]) -> Result<Kubeconfig, String> {
     let mut merged = Kubeconfig::default();
     for file in files {
@@ -79,7 +79,7 @@ fn remove_empty_paths(kubeconfig: &mut Kubeconfig, file: &Path) {
 /// cluster, or otherwise that of the environment. Its `root_cert_file` is the file of its CA.
 ///
 /// # Errors
-/// Why the context cannot be used, without the text of a file.
+/// The reason why the context cannot be used, without the text of a file.
 pub async fn configuration(
     mut kubeconfig: Kubeconfig,
     context: Option<&str>,
@@ -168,7 +168,7 @@ pub fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
 /// exec plugin, if any.
 ///
 /// # Errors
-/// Why it cannot be made.
+/// The reason why it cannot be made.
 pub fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
     // Otherwise kube-client would read the CA's file again, and trust another CA than the one that
     // identifies the cluster.

@@ -1,4 +1,4 @@
-//! Why the demo failed.
+//! Errors of the demo.
 
 use std::{io, time::Duration};
 
@@ -11,7 +11,7 @@ use super::progress::Route;
 /// Limit for every subscriber to receive its initial state.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Why the demo failed.
+/// The reason why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// Each subscriber needs two open files in this process: both ends of its connection.

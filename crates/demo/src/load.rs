@@ -30,7 +30,7 @@ use kubefan_sim::apiserver::SimApiserver;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit for the apiserver to notice closed watches.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// When the counters have not moved for this long, everything has been sent.
+/// Time without a change of the counters after which everything counts as sent.
 const QUIET: Duration = Duration::from_millis(200);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 

@@ -238,7 +238,7 @@ impl Material {
     }
 }
 
-/// Why a certificate is replaced: its names are not those that are wanted.
+/// Reason to replace a certificate whose names are not those that are wanted.
 const OTHER_NAMES: &str = "it lacks a name";
 
 impl Ca {

@@ -27,7 +27,7 @@ const UNPUBLISHED_LEFT: f64 = 1.0 / 3.0;
 pub(super) struct CaFacts {
     /// Tells it from all others.
     pub(super) id: String,
-    /// When it was made.
+    /// Time at which the CA was made.
     pub(super) created: u64,
     /// Its last second.
     pub(super) not_after: u64,
@@ -39,7 +39,7 @@ pub(super) struct CaFacts {
 /// names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LeafFacts {
-    /// When it was made.
+    /// Time at which the certificate was made.
     pub(super) created: u64,
     /// Its last second.
     pub(super) not_after: u64,
@@ -123,7 +123,7 @@ pub(super) fn next_step(
     if state.cas.iter().any(|ca| ca.not_after <= now) { RenewalAction::RemoveExpiredCas } else { RenewalAction::Keep }
 }
 
-/// When a certificate is renewed.
+/// Time at which a certificate is renewed.
 fn renewal(leaf: &LeafFacts, jitter: f64) -> u64 {
     let life = leaf.not_after.saturating_sub(leaf.created) as f64;
     leaf.created + (life * (RENEWED_AFTER + jitter * RENEWAL_SPREAD)) as u64

@@ -20,7 +20,7 @@ pub struct LookError {
     title: String,
     pub(super) stored: Stored,
     pub(super) is_write: bool,
-    /// Why not.
+    /// The reason.
     pub error: UpstreamError,
 }
 

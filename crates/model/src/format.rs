@@ -33,7 +33,7 @@ pub struct Format {
     include: IncludeObject,
 }
 
-/// Why there is no such format.
+/// The reason why there is no such format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFormat {
     /// `only_changes` was requested for objects that contain the resource version, which changes

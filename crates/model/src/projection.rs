@@ -61,7 +61,7 @@ pub enum Parts<'a> {
     Fields(&'a [String]),
 }
 
-/// Why a field mask is refused.
+/// The reason why a field mask is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMask {
     /// It has no paths.

@@ -55,7 +55,7 @@ impl ReadSpec {
     /// The label selector.
     ///
     /// # Errors
-    /// Why its text is none.
+    /// The reason why the text is not a label selector.
     pub fn labels(&self) -> Result<&LabelSelector, &SelectorError> {
         self.0.labels.get_or_init(|| LabelSelector::parse(&self.0.texts.labels)).as_ref()
     }
@@ -63,7 +63,7 @@ impl ReadSpec {
     /// The field selector.
     ///
     /// # Errors
-    /// Why its text is none.
+    /// The reason why the text is not a field selector.
     pub fn fields(&self) -> Result<&FieldSelector, &SelectorError> {
         self.0.fields.get_or_init(|| FieldSelector::parse(&self.0.texts.fields)).as_ref()
     }
@@ -71,7 +71,7 @@ impl ReadSpec {
     /// The shard selector; `None` if its text is empty.
     ///
     /// # Errors
-    /// Why its text is none.
+    /// The reason why the text is not a shard selector.
     pub fn shard(&self) -> Result<Option<&ShardSelector>, &SelectorError> {
         let parse = || {
             let text = &self.0.texts.shard;

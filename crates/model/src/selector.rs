@@ -20,7 +20,7 @@ pub use value_set::ValueSet;
 /// Maximum length of a selector, in bytes. kube-apiserver only limits the request line.
 pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
 
-/// Why a text is not a selector.
+/// The reason why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message} (at byte {position})")]
 pub struct SelectorError {

@@ -62,7 +62,7 @@ const WITH_OTHER_AGES: &[(&str, &str, &str)] = &[
     ("resource.k8s.io", "devicetaintrules", "TimeAdded"),
 ];
 
-/// Why a Table from upstream cannot be cached.
+/// The reason why a Table from upstream cannot be cached.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// It is not a Table, or a row lacks its object.

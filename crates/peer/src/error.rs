@@ -1,9 +1,9 @@
-//! Why a transfer failed. The texts are logged; the receiver tries the next peer.
+//! Errors of a transfer. The texts are logged; the receiver tries the next peer.
 
 use kubefan_common::encoding::FrameError;
 use kubefan_model::object::ObjectError;
 
-/// Why a transfer failed.
+/// The reason why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
     /// The DNS lookup of the peers' name failed.

@@ -52,7 +52,7 @@ const ADDRESSES_MAX: usize = 16;
 pub struct FoundPeers {
     /// Their addresses, without this replica's own if that is known.
     pub addresses: Vec<SocketAddr>,
-    /// Why some of the peers may be missing: a name could not be resolved.
+    /// Error of a name that could not be resolved, so that some of the peers may be missing.
     pub failed: Option<PeerError>,
 }
 

@@ -182,8 +182,8 @@ impl PeerTlsFiles {
     }
 }
 
-/// Why a handshake with a peer failed. A peer that closes the connection without a word may have
-/// too many others for a moment.
+/// Error of a failed handshake with a peer. A peer that closes the connection without an error may
+/// have too many others for a moment.
 fn not_connected(error: &io::Error) -> PeerError {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) {

@@ -71,7 +71,7 @@ pub struct Reader {
     subscribers: Arc<Subscribers>,
 }
 
-/// Why a read that names a version is refused.
+/// The reason why a read that names a version is refused.
 #[derive(Debug, Clone)]
 pub struct NotReached {
     /// The cache is below the version.
@@ -192,7 +192,7 @@ impl Reader {
     /// The caller of a request, which is noted for its record.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// The denial, if the caller is not known.
     pub async fn authenticate(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
         let _until_the_verdict = self.pend(presented, 0)?;
         self.known(presented, notes).await

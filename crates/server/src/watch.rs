@@ -19,7 +19,7 @@ pub struct OpenedWatch {
     pub subscription: Subscription,
     /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
     pub bookmark_interval: Option<Duration>,
-    /// When the watch ends by itself.
+    /// Time at which the watch ends by itself.
     pub timeout_at: Option<Instant>,
     /// The protocol that the watch is sent in.
     pub protocol: WatchProtocol,
@@ -36,7 +36,7 @@ pub struct OpenedWatch {
 }
 
 impl OpenedWatch {
-    /// Why it must end, for a reason from outside; `None` while it may continue.
+    /// Reason from outside to end the watch; `None` while it may continue.
     pub fn end(&self) -> Option<StreamEnd> {
         self.lease.end().or_else(|| self.registered.end())
     }

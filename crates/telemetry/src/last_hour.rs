@@ -95,13 +95,13 @@ impl Kind {
 /// Something that happened between two samples, as often as `count`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Occurrence {
-    /// When it was noticed.
+    /// Time at which it was noticed.
     pub at: Instant,
     /// The kind.
     pub kind: Kind,
     /// The resource and its namespace; empty if it concerns none.
     pub resource: String,
-    /// Why: the value of the counter's label.
+    /// Reason: the value of the counter's label.
     pub reason: String,
     /// The number of times.
     pub count: u64,
@@ -142,7 +142,7 @@ impl History {
         Self { started_at, state: Mutex::default() }
     }
 
-    /// When kubefan started.
+    /// Start time of kubefan.
     pub fn started_at(&self) -> Instant {
         self.started_at
     }

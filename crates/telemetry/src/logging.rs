@@ -27,7 +27,7 @@ pub use log_format::LogFormat;
 /// The most lines that wait to be written.
 const LINES_MAX: usize = 4096;
 
-/// When it is dropped, it writes the lines that wait, for a second at most.
+/// On drop, it writes the lines that wait, for a second at most.
 #[must_use = "lines that wait are lost if it is dropped early"]
 pub struct LogGuard {
     _writer: WorkerGuard,

@@ -57,7 +57,7 @@ impl Default for DiscoveryOptions {
     }
 }
 
-/// Why a name cannot be resolved.
+/// The reason why a name cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     /// The apiserver has no such resource.

@@ -101,7 +101,7 @@ struct Inner {
 pub struct Freshness {
     /// The version that it has reached.
     pub version: ResourceVersion,
-    /// When that version was current, at the latest; `None` if that was never proved.
+    /// Time at which that version was current, at the latest; `None` if that was never proved.
     pub proven_at: Option<Instant>,
     /// The uid of its cluster. Empty if it is unknown.
     pub cluster: String,

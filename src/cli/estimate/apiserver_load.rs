@@ -62,7 +62,7 @@ struct Counters {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
     at: Instant,
-    /// When the process started, in seconds since 1970. It tells apiservers behind one address
+    /// Start time of the process, in seconds since 1970. It tells apiservers behind one address
     /// apart.
     started: f64,
     cpu_seconds: f64,

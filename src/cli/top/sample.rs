@@ -113,7 +113,7 @@ impl Sample {
     /// Asks the admin port.
     ///
     /// # Errors
-    /// Why it gives no answer.
+    /// The reason why kubefan gives no answer.
     pub(super) async fn take(admin: &Admin, sort: SortBy) -> Result<Self, String> {
         let status = admin.parse(&admin.get("/status", &[]).await?)?;
         let listed = async |sort, limit| admin.parse::<SubscriberList>(&subscribers::list(admin, sort, limit).await?);

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::pki::{Authority, IssuedPem};
 
-/// Why the `spec` of a SubjectAccessReview is denied, or `None`.
+/// Function from the `spec` of a SubjectAccessReview to the reason of its denial, or `None`.
 pub(crate) type Rule = fn(&Value) -> Option<&'static str>;
 
 /// A running webhook. It stops when dropped.

@@ -16,13 +16,13 @@ pub(crate) struct Facts {
     /// The limits of the ring. 0: it may be empty at any time.
     pub(crate) ring_events_max: usize,
     pub(crate) ring_age_max: Duration,
-    /// When a replica started or listed, or the last requests for a state.
+    /// Times at which a replica started or listed, or of the last requests for a state.
     pub(crate) interruptions: Vec<Duration>,
-    /// When memory first became short, after which history is short for some time.
+    /// Time at which memory first became short, after which history is short for some time.
     pub(crate) memory_short: Option<Duration>,
     /// A time without a reason to refuse anything: no fault is active, or has an effect any more.
     pub(crate) quiet: Option<Range<Duration>>,
-    /// When the schema changed.
+    /// Times of the changes of the schema.
     pub(crate) schema_changes: Vec<Duration>,
 }
 

@@ -129,7 +129,7 @@ impl Authenticator {
     /// The caller of a request.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// The denial, if the caller is not known.
     pub async fn authenticate(&self, presented: &Presented) -> Result<Caller, Denial> {
         let caller = self.caller(presented).await;
         self.metrics.authenticated(match &caller {
@@ -194,7 +194,7 @@ impl Authenticator {
     }
 }
 
-/// When a token expires, on tokio's clock. `None` if it does not say so.
+/// End of a token's validity, on tokio's clock. `None` if the token names none.
 fn end_of(token: &BearerToken, now: SystemTime) -> Option<Instant> {
     let end = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(token.expires_at_seconds()?))?;
     let left = end.duration_since(now).unwrap_or_default();

@@ -33,7 +33,7 @@ pub struct KnownCaller {
     pub bound: Vec<BoundObject>,
     /// The uid of the pod that the credential is bound to, or its name.
     pod: Option<String>,
-    /// When the credential expires; `None` if that is not known.
+    /// End of the credential's validity; `None` if it is not known.
     pub expires_at: Option<Instant>,
 }
 
@@ -98,7 +98,7 @@ impl Caller {
         }
     }
 
-    /// When the caller's credential expires; `None` if that is not known.
+    /// End of the validity of the caller's credential; `None` if it is not known.
     pub fn expires_at(&self) -> Option<Instant> {
         match self {
             Self::Any => None,

@@ -29,7 +29,7 @@ use crate::{
 /// The most verdicts that are kept, of each kind. One has about 350 bytes.
 const VERDICTS_MAX: usize = 65_536;
 
-/// Why a caller is refused although nothing is known against it.
+/// Text for a caller that is refused although nothing is known against it.
 const UNAVAILABLE: &str = "kubefan cannot ask the apiserver now what this caller may read; try again";
 const UNKNOWN: &str = "the caller is not known";
 const EXPIRED: &str = "the credential has expired";
@@ -111,7 +111,7 @@ impl Authorizer {
     /// Whether the caller may read a path of kubefan's own.
     ///
     /// # Errors
-    /// Why it may not, or why that is not known.
+    /// The denial, if the caller may not use the path or its rights are not known.
     pub async fn authorize_path(&self, caller: &Caller, path: NonResource, holder: Holder) -> Result<(), Denial> {
         match (self, caller) {
             (Self::AlwaysAllow, _) => Ok(()),
@@ -218,7 +218,7 @@ impl WebhookAuthorizer {
         Ok(Explanation::of(steps))
     }
 
-    /// Why the caller may read. With an `age`, older verdicts in the cache do not count.
+    /// Returns the verdict about a read. With an `age`, older verdicts in the cache do not count.
     async fn verdict(
         &self,
         caller: &Arc<KnownCaller>,
@@ -336,7 +336,7 @@ impl WebhookAuthorizer {
     }
 }
 
-/// Why there is no verdict, for the caller.
+/// Denial of a caller without a verdict.
 fn unknown(error: ReviewError) -> Denial {
     match error {
         ReviewError::Busy(message) => Denial::Busy(message),

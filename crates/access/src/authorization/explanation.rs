@@ -11,7 +11,7 @@ use super::attributes::Attributes;
 pub struct Explanation {
     /// Whether the user may.
     allowed: bool,
-    /// Why; may be empty.
+    /// Reason of the verdict; may be empty.
     reason: String,
     /// The reviews, in this order, until one allowed the read.
     reviews: Vec<ReviewedAttributes>,

@@ -72,7 +72,7 @@ struct PendingReviews {
 struct Rate {
     interval: Duration,
     tolerance: Duration,
-    /// When the next one would be due if they were sent evenly.
+    /// Time at which the next review would be due if they were sent evenly.
     due_at: Instant,
 }
 
@@ -103,7 +103,7 @@ impl ReviewQueue {
     /// Waits for a turn.
     ///
     /// # Errors
-    /// Why there is none: too many wait, or it took too long.
+    /// The reason why there is no turn: too many reviews wait, or it took too long.
     pub(super) async fn turn(&self, holder: Holder) -> Result<Turn, String> {
         if let Some(turn) = self.shared.try_turn() {
             return Ok(turn);

@@ -43,7 +43,7 @@ pub struct ReviewsOptions {
     pub queue: QueueLimits,
 }
 
-/// Why there is no verdict.
+/// The reason why there is no verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReviewError {
     /// A limit of kubefan is reached.
@@ -78,7 +78,7 @@ struct Shared<K, V> {
     /// For large questions.
     large: ReviewQueue,
     cache: VerdictCache<K, V>,
-    /// When the apiserver was last away.
+    /// Time at which the apiserver last failed to answer.
     away_at: Mutex<Option<Instant>>,
     metrics: ReviewMetrics,
 }

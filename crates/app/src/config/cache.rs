@@ -52,7 +52,7 @@ section! {
     /// Past events per resource. Raise it for a resource whose many small events leave the ring too
     /// early.
     limits.ring_events_max("COUNT"): usize = 100_000 => ring_events_max: usize, at_least(1);
-    /// How long past events are retained. Raise it if clients come back after longer breaks and
+    /// Time that past events are retained. Raise it if clients come back after longer breaks and
     /// must not miss single events.
     limits.ring_age_max("DURATION"): Duration = Duration::from_secs(15 * 60) => ring_age_max: time::Duration, wait;
     /// Bytes of conflated history per resource: older events, reduced to one entry per change. A
@@ -86,7 +86,7 @@ fn configured_resources(
     Ok(resources)
 }
 
-/// Why a text is no name of a resource.
+/// Error about a text that is no name of a resource.
 fn no_resource_name(text: &str) -> &'static str {
     if text.contains(char::is_whitespace) {
         "no name of a resource; separate several by commas, without spaces"

@@ -78,15 +78,15 @@ section! {
     /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
     /// client certificates are not taken then. Turn it on if client certificates must not be taken.
     tuning.authentication_skip_lookup("BOOL"): bool => skip_lookup: bool, or_false;
-    /// How long the apiserver's answer about a token counts. Lengthen it to spare the apiserver
+    /// Time that the apiserver's answer about a token counts. Lengthen it to spare the apiserver
     /// reviews, shorten it if revoked tokens must fail sooner.
     tuning.authentication_token_webhook_cache_ttl("DURATION"): Duration = Duration::from_secs(10)
         => token_ttl: time::Duration, up_to_a_day;
-    /// How long a permission counts. Lengthen it to spare the apiserver reviews, shorten it if
+    /// Time that a permission counts. Lengthen it to spare the apiserver reviews, shorten it if
     /// revoked rights must end sooner.
     tuning.authorization_webhook_cache_authorized_ttl("DURATION"): Duration = Duration::from_secs(5 * 60)
         => authorized_ttl: time::Duration, up_to_a_day;
-    /// How long a refusal counts. Shorten it if new rights must count sooner.
+    /// Time that a refusal counts. Shorten it if new rights must count sooner.
     tuning.authorization_webhook_cache_unauthorized_ttl("DURATION"): Duration = Duration::from_secs(30)
         => unauthorized_ttl: time::Duration, up_to_a_day;
     /// Let members of this group read everything, without a review. Change it if other callers are
@@ -106,7 +106,7 @@ section! {
     /// Shorten it if rights must not outlive an outage, lengthen it if reads must.
     tuning.authorization_outage_grace("DURATION"): Duration = Duration::from_secs(10 * 60)
         => outage_grace: time::Duration, up_to_a_day;
-    /// How often the right to an open watch is reviewed again. The watch ends when it is gone.
+    /// Time between two reviews of the right to an open watch. The watch ends when it is gone.
     /// Shorten it if revoked rights must end watches sooner; each open watch costs reviews.
     tuning.reauthorize_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
         => reauthorize_interval: time::Duration, wait;

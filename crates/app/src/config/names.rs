@@ -2,7 +2,7 @@
 //! program is compiled: the flag, the environment variable and the key in the configuration file.
 //! No spelling is written by hand, so the three cannot drift apart.
 
-/// How a field's name, such as `page_size`, is spelled.
+/// Spelling of a field's name, such as `page_size`.
 #[derive(Clone, Copy)]
 pub(super) enum Spelling {
     /// `page-size`, after `--` in a flag.

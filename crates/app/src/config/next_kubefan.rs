@@ -16,7 +16,7 @@ use super::{
 
 const FLAG: &str = "--upstream";
 
-/// Where to list and watch, instead of at the apiserver.
+/// The server of lists and watches, if it is not the apiserver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SourceSettings {
     /// At the gRPC service of a kubefan.

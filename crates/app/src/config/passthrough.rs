@@ -11,9 +11,9 @@ use super::{
 
 section! {
     heading: "Passthrough";
-    /// How requests are forwarded upstream, as given.
+    /// The options for requests that are forwarded upstream, as given.
     options: PassthroughOptions;
-    /// How requests are forwarded upstream.
+    /// The settings for requests that are forwarded upstream.
     config: PassthroughConfig {
         /// With which credentials; `None` if requests are refused.
         credentials: Option<Credentials>, by_profile;

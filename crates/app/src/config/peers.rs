@@ -106,9 +106,9 @@ pub struct PeerFiles {
 
 section! {
     heading: "Peers";
-    /// How replicas find and serve each other, as given.
+    /// The options for finding and serving other replicas, as given.
     options: PeerOptions;
-    /// How replicas find and serve each other.
+    /// The settings for finding and serving other replicas.
     config: PeerConfig {
         /// Whether a start copies the caches of `peers`. If not, it lists.
         warm_start: bool, warm_start;
@@ -158,7 +158,8 @@ section! {
     /// Move at most this part of a replica's watches in a second, from 1 to 10 percent. Raise it if
     /// evening out takes too long, lower it if moves disturb clients.
     tuning.rebalance_percent("PERCENT"): u32 = REBALANCE_PERCENT => rebalance_percent: u32, percent;
-    /// How long copying a cache at the start may take, its check included; after that, kubefan
+    /// The longest that copying a cache at the start may take, its check included; after that,
+    /// kubefan
     /// lists. Lengthen it if copies of a large cluster do not end in time.
     // Within the patience of a rollout; the pods of a large cluster take some seconds.
     tuning.peer_timeout("DURATION"): Duration = Duration::from_secs(30) => timeout: time::Duration, wait;

@@ -77,7 +77,7 @@ impl ConfigFile {
     }
 }
 
-/// Why a change cannot be applied: the settings that need a restart. `None` if all are live.
+/// Refusal of a change, which names the settings that need a restart. `None` if all are live.
 pub fn needs_restart(changed: &[&'static str]) -> Option<String> {
     let fixed: Vec<&str> = changed.iter().copied().filter(|key| !LIVE.contains(key)).collect();
     (!fixed.is_empty()).then(|| {

@@ -25,7 +25,7 @@ pub enum ConfigError {
         flag: &'static str,
         /// The value that was given.
         value: String,
-        /// Why it cannot be used, and what to do.
+        /// The reason why it cannot be used, and the remedy.
         problem: String,
     },
     /// Two options contradict each other, or one needs another.

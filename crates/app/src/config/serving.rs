@@ -30,7 +30,7 @@ use super::{
     section::section,
 };
 
-/// How a read that must not be stale is answered.
+/// The answer to a read that must not be stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ConsistentReads {
@@ -43,9 +43,9 @@ pub enum ConsistentReads {
 kubefan_common::display_choice!(ConsistentReads);
 section! {
     heading: "Serving";
-    /// How `serve` serves, as given.
+    /// The options for serving, as given.
     options: ServingOptions;
-    /// How `serve` serves.
+    /// The settings for serving.
     config: ServingConfig {
         /// The certificate of the data port; `None`: plaintext.
         tls: Option<TlsSource>, tls_source;
@@ -165,14 +165,14 @@ section! {
     /// replicas after a scale-up and no peers even them out.
     limits.connection_age_max("DURATION"): Duration = Duration::from_secs(0)
         => connection_age_max: Option<time::Duration>, wait_or_never;
-    /// How long a managed certificate is valid. It is renewed after two thirds of this time.
+    /// Validity of a managed certificate. It is renewed after two thirds of this time.
     /// Shorten it if your rules demand shorter lives.
     tuning.tls_managed_lifetime("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.certificate);
-    /// How long a managed CA is valid. The next one is made before its end, in time for
+    /// Validity of a managed CA. The next one is made before its end, in time for
     /// tuning.tlsManagedLifetime and twice tuning.tlsManagedCaOverlap. At least twice as long as
     /// these together. Shorten it if your rules demand shorter lives.
     tuning.tls_managed_ca_lifetime("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.ca);
-    /// How long a new managed CA is published before it signs a certificate. Clients must read the
+    /// Time that a new managed CA is published before it signs a certificate. Clients must read the
     /// CA again within this time. Lengthen it if some clients read the CA less often.
     tuning.tls_managed_ca_overlap("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.overlap);
     /// Use only these cipher suites of TLS 1.2, by their names in Go. Those of TLS 1.3 are always
@@ -191,7 +191,8 @@ section! {
     /// wait. Logs and sessions wait. Lengthen it for clients on very slow links.
     tuning.snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
         => snapshot_stall_timeout: time::Duration, wait;
-    /// How long a snapshot waits to start before its client is asked to retry. Lengthen it if
+    /// The longest that a snapshot waits to start before its client is asked to retry. Lengthen it
+    /// if
     /// clients would rather wait than retry.
     tuning.snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
         => snapshot_queue_timeout: time::Duration, wait;

@@ -25,9 +25,9 @@ pub const PROTOCOL_VARIABLE: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 
 section! {
     heading: "Traces";
-    /// Where traces are sent, as given.
+    /// The options for sending traces, as given.
     options: TraceOptions;
-    /// Where traces are sent.
+    /// The settings for sending traces.
     config: TraceConfig {
         /// `None` without tracing.
         settings: Option<TraceSettings>, settings;
@@ -39,8 +39,8 @@ section! {
     otlp_endpoint("URL"): String;
 
     [keys]
-    /// How traces are sent; $OTEL_EXPORTER_OTLP_PROTOCOL counts too. Set it to what the collector
-    /// takes.
+    /// Protocol in which traces are sent; $OTEL_EXPORTER_OTLP_PROTOCOL counts too. Set it to what
+    /// the collector takes.
     tuning.otlp_protocol("grpc or http/protobuf"): Protocol = Protocol::Grpc => protocol: Protocol, any;
     /// Send the headers in this file with them, one a line as in `authorization: Bearer TOKEN`. Set
     /// it if the collector wants a token.

@@ -13,7 +13,7 @@ use super::{
     section::section,
 };
 
-/// How the initial state is read.
+/// The request that reads the initial state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchListMode {
@@ -26,11 +26,11 @@ pub enum WatchListMode {
 kubefan_common::display_choice!(WatchListMode);
 section! {
     heading: "Upstream";
-    /// How the apiserver is reached and read, as given.
+    /// The options for reaching and reading the apiserver, as given.
     options: UpstreamOptions;
-    /// How the apiserver is reached and read.
+    /// The settings for reaching and reading the apiserver.
     config: UpstreamConfig {
-        /// Where the apiserver is.
+        /// The address of the apiserver and its credentials.
         settings: UpstreamSettings, settings;
         /// The kubefan to list and watch at, instead of the apiserver.
         source: Option<SourceSettings>, source;
@@ -64,7 +64,7 @@ section! {
     /// caches without a state first. Lower it if a start loads the apiserver, raise it if a start
     /// with many resources takes too long.
     limits.upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
-    /// How the initial state is read: by WatchList if the apiserver has it, or always by paged
+    /// Request that reads the initial state: WatchList if the apiserver has it, or always paged
     /// LIST. Choose never if the WatchList of the apiserver misbehaves.
     tuning.watch_list("auto or never"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
     /// Objects per page of a LIST; fewer if they are large. Lower it if single answers are too
@@ -77,13 +77,13 @@ section! {
     /// The longest that a request other than a watch may take. Lengthen it if lists of a slow
     /// apiserver fail.
     tuning.request_timeout("DURATION"): Duration = Duration::from_secs(60) => request_timeout: time::Duration, wait;
-    /// How often to check for a changed schema or server version, after which the resource is
+    /// Time between two checks for a changed schema or server version, after which the resource is
     /// listed again. Lengthen it if the checks show in the load of the apiserver.
     tuning.schema_check_interval("DURATION"): Duration = Duration::from_secs(30)
         => schema_check_interval: time::Duration, wait;
-    /// How often to compare each cache with the apiserver's metadata at the same version, and list
-    /// again if it differs. 0s: never. Lengthen it, or turn it off where another tier checks, if it
-    /// loads the apiserver.
+    /// Time between two comparisons of a cache with the apiserver's metadata at the same version,
+    /// after which the cache is listed again if it differs. 0s: never. Lengthen it, or turn it off
+    /// where another tier checks, if it loads the apiserver.
     tuning.self_check_interval("DURATION"): Duration = Duration::from_secs(5 * 60)
         => self_check_interval: Option<time::Duration>, wait_or_never;
     /// Exit if the apiserver cannot be reached at the start, instead of retrying. Turn it on where

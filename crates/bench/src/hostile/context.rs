@@ -39,7 +39,7 @@ pub(crate) struct Context {
     pub(super) admin: SocketAddr,
     /// A version that the server can resume from.
     pub(super) version: u64,
-    /// When the attack ends.
+    /// End of the attack.
     pub(super) end: Instant,
     /// `None` without TLS.
     pub(super) tls: Option<TlsClient>,

@@ -20,7 +20,7 @@ const HTTP2: &[u8] = b"PRI ";
 /// Runs the sink process.
 ///
 /// # Errors
-/// When it cannot listen on loopback.
+/// If it cannot listen on loopback.
 pub async fn serve() -> io::Result<()> {
     let listener = kubefan_server::transport::listen::listen_tcp(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     eprintln!("{MARKER}{}", listener.local_addr()?);

@@ -247,7 +247,7 @@ struct ListResults {
     failed: u64,
     slowest: Duration,
     error: Option<String>,
-    /// When the list in flight began.
+    /// Start of the list in flight.
     running: Option<Instant>,
 }
 

@@ -21,9 +21,9 @@ pub(super) fn differs_at(version: ResourceVersion) -> String {
     format!("a list at version {} differs from the state at that version", version.whole())
 }
 
-/// Why a listed object cannot exist if `cached` is its state at the version `reached`, earlier in
-/// the same history. Such an object is of a restored state that has since passed `reached` by other
-/// changes.
+/// Returns the reason why a listed object cannot exist if `cached` is its state at the version
+/// `reached`, earlier in the same history. Such an object is of a restored state that has since
+/// passed `reached` by other changes.
 pub(super) fn contradiction(
     cached: Option<&Arc<Object>>,
     object: &Object,

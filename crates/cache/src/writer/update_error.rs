@@ -1,4 +1,4 @@
-//! Why an update is not applied.
+//! The reasons why an update is not applied.
 
 use kubefan_model::{ObjectKey, ResourceVersion};
 

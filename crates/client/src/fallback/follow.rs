@@ -81,7 +81,7 @@ pub(super) struct Follow {
     /// meanwhile.
     kubefan_version: String,
     apiserver: Option<Watch>,
-    /// When this client may turn to the apiserver. `None` without an outage.
+    /// Time at which this client may turn to the apiserver. `None` without an outage.
     moment: Option<Instant>,
     backoff: Backoff,
     random: SmallRng,

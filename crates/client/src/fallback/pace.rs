@@ -1,4 +1,4 @@
-//! When a client may turn to the apiserver.
+//! The time at which a client may turn to the apiserver.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},

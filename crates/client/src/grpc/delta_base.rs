@@ -20,7 +20,7 @@ use kubefan_common::{
 /// Approximate memory of an entry besides the object's bytes and its key, in bytes.
 const ENTRY_BYTES: usize = 128;
 
-/// Why the object of an event cannot be determined.
+/// The reason why the object of an event cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum DeltaBaseError {
     #[error("a delta arrived for an object without a delta base")]

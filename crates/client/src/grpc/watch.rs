@@ -74,7 +74,7 @@ pub enum WatchItem {
     GapBegin {
         /// Up to this version the stream was exact.
         resource_version: String,
-        /// Why kubefan relisted: a value of the `reason` label of `kubefan_relists_total`, such as
+        /// Reason of the relist: a value of the `reason` label of `kubefan_relists_total`, such as
         /// `expired`.
         reason: String,
     },
@@ -96,7 +96,7 @@ pub enum WatchItem {
     /// mark: an object that was added inside and has since been deleted is never reported as
     /// deleted.
     Disconnected {
-        /// Why it broke.
+        /// Reason of the break.
         error: ClientError,
         /// The delay before the next attempt.
         retry_in: Duration,
@@ -132,7 +132,7 @@ pub struct WatchStream {
     backoff: Backoff,
     rng: SmallRng,
     broken: bool,
-    /// When the last stream was opened.
+    /// Time at which the last stream was opened.
     opened_at: Option<Instant>,
     /// Authorization header of the last request.
     sent: Option<HeaderValue>,

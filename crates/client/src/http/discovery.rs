@@ -165,7 +165,7 @@ struct Index<'a> {
     client: &'a HttpClient,
     limits: ReadLimits,
     versions: Vec<GroupVersion>,
-    /// Why a document could not be read.
+    /// Error of the first document that could not be read.
     failed: Option<ClientError>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why an informer cannot do something.
+/// The reason why a call of an informer fails.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InformerError {
     /// It was started before. An informer runs once, as client-go's.
@@ -32,7 +32,7 @@ pub enum InformerError {
     IncomparableVersion(String),
 }
 
-/// Why a handler gets no more calls.
+/// The reason why a handler gets no more calls.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandlerEnd {
     /// [`Registration::remove`](super::Registration::remove) was called.

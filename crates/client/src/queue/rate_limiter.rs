@@ -87,7 +87,7 @@ pub struct BucketRateLimiter {
     interval: Duration,
     /// The time in which an empty bucket fills.
     capacity: Duration,
-    /// When the bucket is full again.
+    /// Time at which the bucket is full again.
     full_at: Mutex<Option<Instant>>,
 }
 

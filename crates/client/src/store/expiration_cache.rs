@@ -17,7 +17,7 @@ use crate::object::{Object, ObjectKey};
 pub struct TimestampedEntry<K> {
     /// The object.
     pub object: Arc<Object<K>>,
-    /// When this state was stored, by the local clock.
+    /// Time at which this state was stored, by the local clock.
     pub timestamp: Instant,
 }
 

@@ -27,7 +27,7 @@ const EVENT_BYTES_MIN: usize = 16;
 /// Number of events that are decoded however short they are.
 const SHORT_EVENTS_MAX: usize = 1024;
 
-/// Why a chunk cannot be decoded.
+/// The reason why a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
     /// It cannot be decompressed, or its content is corrupt.

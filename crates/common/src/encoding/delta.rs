@@ -47,8 +47,8 @@ thread_local! {
 /// Default limit for the size of a decoded object, in bytes.
 pub const OBJECT_BYTES_MAX: usize = 64 << 20;
 
-/// Why a delta cannot be decoded. The client's base then differs from the sender's, and must not be
-/// used again.
+/// The reason why a delta cannot be decoded. The client's base then differs from the sender's, and
+/// must not be used again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeltaError {
     /// The delta was made from other bytes.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::core::{Hub, HubState};
 use crate::views::{log::Cursor, log_run::LogReadError, view::View, view_gap::ViewGap};
 
-/// Why a part of history cannot be read.
+/// The reason why a part of history cannot be read.
 pub(crate) enum HistoryError {
     /// It is no longer retained.
     Expired(Expired),

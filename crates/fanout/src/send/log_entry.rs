@@ -34,7 +34,7 @@ pub struct LogEntry {
     pub version: ResourceVersion,
     /// The content to send.
     pub kind: EntryKind,
-    /// When it was read from upstream; `None` if the entry was made from history.
+    /// Time at which the event was read from upstream; `None` if the entry was made from history.
     pub received: Option<Instant>,
 }
 

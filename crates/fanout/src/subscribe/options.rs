@@ -83,7 +83,7 @@ impl From<Start> for SubscribeOptions {
 /// Parts that were fetched for a subscriber before it could subscribe, outside of the hub's lock.
 #[derive(Debug, Default)]
 pub struct Provided {
-    /// Why its version is of another history than this cache's, if it is.
+    /// Refusal, if the version is of another history than that of the cache.
     pub other_history: Option<Refusal>,
     /// The events that the cache's history lacks.
     pub backfill: ProvidedBackfill,

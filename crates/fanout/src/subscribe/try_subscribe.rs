@@ -45,7 +45,7 @@ pub enum Need {
     Replay(ResourceVersion),
 }
 
-/// Why there is no subscription.
+/// The reason why there is no subscription.
 #[derive(Debug)]
 pub enum NotSubscribed {
     /// The subscription is refused.

@@ -49,7 +49,7 @@ impl LogItem {
         }
     }
 
-    /// When it was read from upstream; `None` if it comes from history.
+    /// Time at which the entry was read from upstream; `None` if it comes from history.
     fn received(&self) -> Option<Instant> {
         match self {
             Self::Event(entry) => entry.received,

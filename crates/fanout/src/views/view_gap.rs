@@ -42,7 +42,7 @@ impl ViewGap {
         self.gap.to
     }
 
-    /// When it was read from upstream; `None` if it comes from history.
+    /// Time at which the gap was read from upstream; `None` if it comes from history.
     pub fn received(&self) -> Option<Instant> {
         self.received
     }

@@ -37,7 +37,7 @@ impl Pacer {
         Self { coalesce_max, busy_until: None, gather: None }
     }
 
-    /// When the next wave may start; `None`: now.
+    /// Returns the time at which the next wave may start; `None`: now.
     pub fn hold(&self, now: Instant) -> Option<Instant> {
         let gather = self.gather.filter(|(_, until)| *until > now).map(|(gather, _)| now + gather);
         self.busy_until.filter(|until| *until > now).max(gather)

@@ -1,9 +1,9 @@
-//! Why bytes cannot be parsed as an object.
+//! The reasons why bytes cannot be parsed as an object.
 
 use crate::{protobuf::Malformed, table::TableError, version::InvalidVersion};
 use kubefan_common::text::without_value;
 
-/// Why bytes cannot be parsed as an object of a resource.
+/// The reason why bytes cannot be parsed as an object of a resource.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
     /// Not valid JSON, or not a JSON object.

@@ -11,7 +11,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
      and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
-/// Why `key` is not a label key; `None` if it is one.
+/// Returns the reason why `key` is not a label key; `None` if it is one.
 pub(super) fn label_key(key: &str) -> Option<String> {
     let example = "(e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is";
     let mut faults = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn label_key(key: &str) -> Option<String> {
     (!faults.is_empty()).then(|| faults.join("; "))
 }
 
-/// Why `value` is not a label value; `None` if it is one.
+/// Returns the reason why `value` is not a label value; `None` if it is one.
 pub(super) fn label_value(value: &str) -> Option<String> {
     let mut faults = Vec::new();
     if value.len() > NAME_BYTES_MAX {

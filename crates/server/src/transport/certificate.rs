@@ -99,7 +99,7 @@ impl Pem {
 pub struct Certificate {
     files: TlsFiles,
     wall_clock: Clock,
-    /// When it expires, in seconds since 1970.
+    /// End of the certificate's validity, in seconds since 1970.
     expiration: Gauge,
     current: Mutex<Current>,
 }

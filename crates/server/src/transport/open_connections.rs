@@ -34,7 +34,7 @@ const DRAINED_PER_SECOND_MIN: f64 = 100.0;
 /// The part of a connection's greatest age that ages vary by, to both sides.
 const AGE_JITTER: f64 = 0.1;
 
-/// When connections end.
+/// Times after which connections end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EndingOptions {
     /// The longest time over which the watches end at a drain.
@@ -43,7 +43,7 @@ pub struct EndingOptions {
     pub connection_age_max: Option<Duration>,
 }
 
-/// Why a connection is asked to end.
+/// The reason why a connection is asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReason {
     /// kubefan is shutting down.
@@ -87,9 +87,9 @@ impl EndReason {
 /// A request to a connection to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndRequest {
-    /// Why.
+    /// Reason of the end.
     pub reason: EndReason,
-    /// When it takes no more requests, and its first watch ends.
+    /// Time at which the connection takes no more requests, and its first watch ends.
     pub at: Instant,
     /// The time over which its watches end.
     pub over: Duration,
@@ -246,7 +246,7 @@ pub struct OpenConnection(Arc<Registered>);
 #[derive(Debug)]
 struct Registered {
     state: Arc<ConnectionState>,
-    /// When it reaches its greatest age.
+    /// Time at which the connection reaches its greatest age.
     age_limit_at: Option<Instant>,
     number: u64,
     all: Arc<OpenConnections>,

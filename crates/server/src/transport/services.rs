@@ -52,7 +52,7 @@ pub struct ServerOptions {
     pub reads_max: PermitLimits,
     /// Maximum number of open streams of one connection.
     pub max_concurrent_streams: u32,
-    /// When connections end.
+    /// Times after which connections end.
     pub ending: EndingOptions,
     /// The memory of requests that wait for the verdict about their caller, in bytes.
     pub pending_bytes_max: usize,

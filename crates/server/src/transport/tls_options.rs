@@ -63,7 +63,7 @@ fn name_of(suite: &SupportedCipherSuite) -> String {
 /// The cipher suite of this name.
 ///
 /// # Errors
-/// Why it cannot be chosen, and which can.
+/// The reason why the suite cannot be chosen, and the suites that can.
 pub fn cipher_suite(name: &str) -> Result<CipherSuite, String> {
     // Names of kube-apiserver that are older than Go's.
     let full = if name.ends_with("_POLY1305") { format!("{name}_SHA256") } else { name.to_owned() };

@@ -19,11 +19,11 @@ const LAST_BOOKMARK_BEFORE_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct WatchTimers {
     /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
     bookmark_interval: Option<Duration>,
-    /// When the watch ends by itself.
+    /// Time at which the watch ends by itself.
     timeout_at: Option<Instant>,
     /// The deadline of the gRPC call.
     deadline_at: Option<Instant>,
-    /// When the last bookmark is due; `None` once it was sent.
+    /// Time at which the last bookmark is due; `None` once it was sent.
     last_bookmark_at: Option<Instant>,
     stall_timeout: Duration,
     last_sent: Instant,
@@ -105,7 +105,7 @@ impl WatchTimers {
         self.window_bytes = 0;
     }
 
-    /// When [`Self::tick`] must be called next: during a backlog at least once per bookmark
+    /// Time of the next call of [`Self::tick`]: during a backlog at least once per bookmark
     /// interval, and otherwise at least once per stall timeout. Neither the end of a backlog nor
     /// the start of another one gives a signal.
     pub fn due_at(&self, now: Instant, in_backlog: bool) -> Instant {
@@ -122,7 +122,7 @@ impl WatchTimers {
             .fold(look_at, Instant::min)
     }
 
-    /// When the backlog has stalled: if too little was read lately, or of all of it.
+    /// Time at which the backlog has stalled: if too little was read lately, or of all of it.
     fn stalls_at(&self) -> Instant {
         let average = self.backlog_start + time_for(self.backlog_bytes, self.stall_timeout);
         average.min(self.window_start + self.stall_timeout)

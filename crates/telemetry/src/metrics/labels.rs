@@ -1,6 +1,6 @@
 //! The closed sets of label values. A closed set allows every counter to exist from the start.
 
-/// Why a request was refused instead of forwarded upstream.
+/// The reason why a request was refused instead of forwarded upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassthroughRefusal {
     /// Too many requests are being forwarded (`limits.passthroughMax`).

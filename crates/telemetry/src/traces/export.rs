@@ -65,7 +65,7 @@ pub struct TraceSettings {
     pub sampling_ratio: Option<f64>,
 }
 
-/// Why no spans can be exported.
+/// The reason why no spans can be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file with headers cannot be used.

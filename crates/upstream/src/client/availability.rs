@@ -35,7 +35,7 @@ const STARTING: Duration = Duration::from_secs(30);
 pub(crate) struct Availability {
     /// Locked while a caller probes for all.
     pub(super) probes: tokio::sync::Mutex<Probes>,
-    /// When the last outage ended.
+    /// End of the last outage.
     returned: Mutex<Option<Instant>>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Availability {
 pub(super) struct Probes {
     /// The earliest start of the next probe.
     pub(super) next_at: Option<Instant>,
-    /// When the last answered probe was sent, and its result.
+    /// Time of the last answered probe, and its result.
     pub(super) last: Option<(Instant, Health)>,
     /// Start of the time for which the apiserver has answered that it is not ready.
     pub(super) unready_since: Option<Instant>,
@@ -72,7 +72,7 @@ impl Availability {
         *self.returned() = Some(Instant::now());
     }
 
-    /// When the last outage ended.
+    /// End of the last outage.
     pub(super) fn ended_at(&self) -> Option<Instant> {
         *self.returned()
     }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::error::UpstreamError;
 
-/// Why upstream's answers are not used.
+/// The reason why upstream's answers are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Another cluster answers.

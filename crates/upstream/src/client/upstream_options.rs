@@ -7,7 +7,7 @@ use crate::transport::connection::ConnectionLimits;
 /// Limits of a client.
 #[derive(Debug, Clone)]
 pub struct UpstreamOptions {
-    /// When a connection counts as dead.
+    /// Times after which a connection counts as dead.
     pub connection: ConnectionLimits,
     /// Time limit for a read with its whole answer, and for the headers of a watch.
     /// kube-apiserver's own limit for reads is 60 s.

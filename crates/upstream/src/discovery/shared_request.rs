@@ -18,7 +18,7 @@ pub(super) struct SharedRequest<T> {
 
 struct Last<T> {
     attempt: Option<Attempt<T>>,
-    /// When the next one may begin. Set before a request too: its caller may drop it.
+    /// Earliest start of the next request. Set before a request too: its caller may drop it.
     not_before: Option<Instant>,
 }
 

@@ -1,11 +1,11 @@
-//! Why a stream of the next kubefan has failed.
+//! Failures of a stream of the next kubefan.
 
 use kubefan_client::{ClientError, ErrorReason, WatchItem};
 
 use super::stream_state::ANSWER_TIMEOUT;
 use crate::{error::UpstreamError, kubefan_client::KubefanClient};
 
-/// Why a stream has failed.
+/// The failure of a stream.
 pub(super) struct StreamFailure {
     pub(super) error: UpstreamError,
     /// Whether the version that was asked for is of another history.

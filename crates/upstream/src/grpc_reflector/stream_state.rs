@@ -39,7 +39,7 @@ pub(super) struct OpenWatch {
     pub(super) cluster: String,
     /// The events of a marked span so far.
     pub(super) marked: Option<Span>,
-    /// When the last message was received.
+    /// Time at which the last message was received.
     pub(super) received_at: Instant,
     /// The next answer about the age.
     pub(super) freshness: FreshnessAnswer,

@@ -30,6 +30,6 @@ pub struct PassthroughOptions {
     pub requests_max: usize,
     /// Whether callers' tokens may be sent where others could read them.
     pub allows_insecure_upstream: bool,
-    /// When a connection counts as dead.
+    /// Times after which a connection counts as dead.
     pub connection: ConnectionLimits,
 }

@@ -146,7 +146,7 @@ const PAGE_FAILING_MAX: Duration = Duration::from_secs(60);
 
 /// The position in a paged list.
 pub(super) struct PagedList {
-    /// Why the list was started.
+    /// Reason of the list.
     pub(super) reason: RelistReason,
     /// The form of this list, and of the one that replaces it if it is discarded: in pages or
     /// whole.
@@ -211,7 +211,7 @@ pub(super) type PageRequest = Pin<Box<dyn Future<Output = PageResult> + Send>>;
 
 /// The position in a list beside an open watch.
 pub(super) struct Reread {
-    /// Why the list was started.
+    /// Reason of the list.
     pub(super) reason: RelistReason,
     /// The version of the list.
     pub(super) at: ResourceVersion,

@@ -21,7 +21,7 @@ pub fn holding<B: http_body::Body>(
     })
 }
 
-/// When a connection counts as dead.
+/// Times after which a connection counts as dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Time limit for a TCP connection with its TLS handshake.

@@ -78,7 +78,7 @@ struct Source<T, E> {
 
 struct ReadFiles {
     files: NamedFiles,
-    /// When the settings were last read again.
+    /// Time at which the settings were last read again.
     read_at: Option<Instant>,
 }
 

@@ -23,7 +23,7 @@ pub struct UpstreamSettings {
     pub context: Option<String>,
 }
 
-/// Why there is no usable configuration.
+/// The reason why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// A kubeconfig could not be read or used.

@@ -23,7 +23,7 @@ use kubefan_common::tls::explain_pem;
 const CLIENT_AUTH: &[usize] = &[1, 3, 6, 1, 5, 5, 7, 3, 2];
 const ANY_USAGE: &[usize] = &[2, 5, 29, 37, 0];
 
-/// Why a bundle cannot be used.
+/// The reason why a bundle cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// A part of it cannot be read.
@@ -39,7 +39,7 @@ pub enum BundleError {
     NoCa,
 }
 
-/// Why a certificate proves nothing about its holder.
+/// The reason why a certificate proves nothing about its holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untrusted {
     /// No CA of the bundle has signed it.
@@ -112,7 +112,7 @@ impl CaBundle {
     /// this path that ends first, since 1970.
     ///
     /// # Errors
-    /// Why it proves nothing.
+    /// The reason why the chain proves nothing.
     pub fn verify(&self, chain: &[CertificateDer<'_>], now: Duration) -> Result<Duration, Untrusted> {
         let (client, others) = chain.split_first().ok_or(Untrusted::UnknownCa)?;
         let leaf = EndEntityCert::try_from(client).map_err(|_| Untrusted::UnknownCa)?;

@@ -26,7 +26,7 @@ struct ConfigMap {
     data: Option<BTreeMap<String, String>>,
 }
 
-/// Why a lookup brought no CAs.
+/// The reason why a lookup brought no CAs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Failure {
     /// There are none: kubefan may not read them, or the cluster has none.

@@ -22,7 +22,7 @@ const UID: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
 /// The extra that names the credential.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// Why a subject names no user.
+/// The reason why a subject names no user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoUser {
     /// It has no common name. The apiserver then tries other ways to authenticate the request.
@@ -34,7 +34,7 @@ pub enum NoUser {
 /// The user that a certificate names, which a CA must have signed.
 ///
 /// # Errors
-/// Why it names none.
+/// The reason why the subject names no user.
 pub fn holder(der: &CertificateDer<'_>) -> Result<Identity, NoUser> {
     let certificate = bundle::read(der).ok_or(NoUser::Unusable)?;
     let mut identity = user_of(certificate.subject().iter_attributes())?.authenticated();

@@ -62,7 +62,7 @@ impl Claims {
         serde_json::from_slice(payload).ok()
     }
 
-    /// When they cease to be valid, if they are valid now and for one of `audiences`. No time is
+    /// End of the claims' validity, if they are valid now and for one of `audiences`. No time is
     /// added for clocks that differ: the apiserver does that, in a review.
     pub(super) fn valid_until(&self, issuer: &str, audiences: &[String], now: SystemTime) -> Option<Instant> {
         let is_for_us = match &self.audiences {

@@ -10,7 +10,7 @@ use crate::hostile::{
     raw_http::{get, get_once, request},
 };
 
-/// Where requests are not forwarded, kubefan itself answers selectors beyond its limits.
+/// Turns forwarding off, so that kubefan itself answers selectors beyond its limits.
 const ALONE: &[&str] = &["--access=local-cache-only"];
 /// The size of a long selector, in bytes.
 const LONG_BYTES: usize = 16 << 10;

@@ -93,8 +93,8 @@ pub async fn serve(
     end
 }
 
-/// Why a connection ended. A client that goes away during a response has only closed the
-/// connection.
+/// The reason of the end of a connection. A client that goes away during a response has only closed
+/// the connection.
 fn end_of(error: &hyper::Error) -> ConnectionEnd {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     let is_gone = |error: &io::Error| {

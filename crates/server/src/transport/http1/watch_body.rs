@@ -35,7 +35,7 @@ pub struct WatchBody {
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
     end_requests: EndRequests,
-    /// Why it ends as soon as it is current.
+    /// Reason to end the watch as soon as it is current.
     ending: Option<EndReason>,
     _counted: CountedWatch,
     needs: ResponseNeeds,

@@ -96,7 +96,7 @@ pub struct Connection<T> {
     keepalive: Option<Keepalive>,
     open: OpenConnection,
     end_requests: EndRequests,
-    /// Why it takes no more requests.
+    /// Reason why the connection takes no more requests.
     ending: Option<EndReason>,
 }
 

@@ -15,7 +15,7 @@ pub struct Keepalive {
     interval: Duration,
     timeout: Duration,
     received_at: Instant,
-    /// When a PING was sent, if nothing has arrived since.
+    /// Time at which a PING was sent, if nothing has arrived since.
     ping_sent_at: Option<Instant>,
     /// Whether a PING is not acknowledged yet; h2 allows one at a time.
     in_flight: bool,
@@ -37,7 +37,7 @@ impl Keepalive {
         }
     }
 
-    /// When [`Self::tick`] must be called next.
+    /// Time of the next call of [`Self::tick`].
     pub fn due_at(&self) -> Instant {
         match self.ping_sent_at {
             Some(sent_at) => sent_at + self.timeout,

@@ -97,7 +97,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Why a response was not sent completely.
+/// The reason why a response was not sent completely.
 enum SendError {
     /// The client has reset the stream.
     Gone,

@@ -97,7 +97,7 @@ impl WatchStream {
         Self { opened, send, waker, timers, stalled, reader, ending, _counted: counted, queued }
     }
 
-    /// Why the watch must end, for a reason from outside.
+    /// Reason from outside to end the watch.
     pub fn end(&self) -> Option<StreamEnd> {
         self.opened.end()
     }
@@ -188,7 +188,7 @@ impl WatchStream {
         turn
     }
 
-    /// When [`Self::tick`] must be called next.
+    /// Time of the next call of [`Self::tick`].
     pub fn due_at(&self, now: Instant) -> Instant {
         let timers = self.timers.due_at(now, self.opened.subscription.in_backlog());
         self.ending.map_or(timers, |(at, _)| timers.min(at))
