@@ -174,7 +174,7 @@ impl Cache {
         self.changes(count).into_iter().filter_map(event).collect()
     }
 
-    /// The same as log entries of a view that already contains the pods.
+    /// The log entries of the next changes, for a view that already contains the pods.
     pub(crate) fn entries(&mut self, count: usize) -> Vec<LogEntry> {
         let entry = |event: Arc<WatchEvent>| LogEntry {
             version: event.version(),

@@ -57,7 +57,7 @@ const WAKE: usize = 110;
 const COMMIT_UNSEEN: usize = 15_590;
 /// Taking one ready message by one subscriber, which then finds no more.
 const TAKE_ONE: usize = 1_133;
-/// The same with [`BATCH`] messages.
+/// Taking [`BATCH`] ready messages by one subscriber.
 const TAKE_BATCH: usize = 1_295;
 /// Encoding an event of 1.5 KiB as a whole message.
 const ENCODE_JSON: usize = 2_356;

@@ -148,7 +148,7 @@ mod index {
         });
     }
 
-    /// The same among 1,000 views without a match. A tenth of them are set-based or negative and
+    /// An event among 1,000 views without a match. A tenth of them are set-based or negative and
     /// have to be tested.
     #[divan::bench(sample_size = 20)]
     fn none_of_1000(bencher: Bencher<'_, '_>) {
@@ -384,7 +384,7 @@ mod frames {
         });
     }
 
-    /// The same as message headers and references to the objects' own bytes, for a single
+    /// A batch as message headers and references to the objects' own bytes, for a single
     /// subscriber.
     #[divan::bench(sample_size = 20)]
     fn by_reference(bencher: Bencher<'_, '_>) {

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name in the table.
+    /// Name of the kind in the table.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::KubeTyped => "kube-rs, Pod",

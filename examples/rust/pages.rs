@@ -25,7 +25,7 @@ enum Block {
 
 /// Variables that the body of a function uses.
 struct Context {
-    /// The same client by the names that the pages give it.
+    /// The client by the names that the pages give it.
     client: Client,
     kubefan: Client,
     pods: SharedInformer<Pod>,

@@ -180,7 +180,7 @@ impl Admin {
     /// An answer.
     ///
     /// # Errors
-    /// It is not one of kubefan's.
+    /// If the answer is not one of kubefan's.
     pub(super) fn parse<T: DeserializeOwned>(&self, answer: &str) -> Result<T, String> {
         serde_json::from_str(answer).map_err(|_| self.unlike_kubefan())
     }

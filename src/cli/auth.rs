@@ -21,9 +21,9 @@ enum AuthCommand {
 
 /// Ask a running kubefan what a user may read, and why
 ///
-/// It lists its questions to the apiserver, and the verdicts that were cached: those about exactly
-/// this user, with its uid and all extras that kubefan does not ignore. Exit codes: 0 for yes, 1
-/// for no, 2 if that cannot be determined.
+/// The command lists its questions to the apiserver, and the verdicts that were cached: those about
+/// exactly this user, with its uid and all extras that kubefan does not ignore. Exit codes: 0 for
+/// yes, 1 for no, 2 if that cannot be determined.
 #[derive(Debug, Args)]
 struct CanIArgs {
     /// The verb

@@ -53,7 +53,7 @@ impl Given<'_> {
         Some(format!("{flag} is now {}", moved::flag(flag)?))
     }
 
-    /// The same error, in which the variable that has a wrong value stands for its flag.
+    /// The error, in which the variable that has a wrong value stands for its flag.
     pub(super) fn with_variable(&self, mut error: clap::Error) -> clap::Error {
         if let (ErrorKind::InvalidValue | ErrorKind::ValueValidation, Some(ContextValue::String(arg))) =
             (error.kind(), error.get(ContextKind::InvalidArg))

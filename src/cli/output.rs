@@ -90,7 +90,7 @@ impl Shown<'_> {
     /// Whether YAML has a form for it.
     ///
     /// # Errors
-    /// It is nested too deep.
+    /// If the object is nested too deep.
     fn check_depth(&self) -> io::Result<()> {
         match self {
             Self::Value(_) => Ok(()),

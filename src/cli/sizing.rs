@@ -25,7 +25,7 @@ macro_rules! coefficients {
         $($(#[$doc])* pub(super) const $name: Coefficient =
             Coefficient { value: $value, name: $row, text: $text, source: $source };)*
 
-        /// All of them, in the order of docs/sizing.md.
+        /// All coefficients, in the order of docs/sizing.md.
         pub(super) const COEFFICIENTS: &[Coefficient] = &[$($name),*];
     };
 }

@@ -36,8 +36,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Show what a running kubefan does: caches, rates, subscribers, lag, memory
 ///
-/// It is refreshed every second. q quits, ? shows the other keys. If stdout is no terminal, or with
-/// --once, it prints one table; rates are those of one second.
+/// The table is refreshed every second. q quits, ? shows the other keys. If stdout is no terminal,
+/// or with --once, kubefan prints one table; rates are those of one second.
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
     /// Print one table

@@ -35,7 +35,7 @@ tests! {
 
 /// By how much durations are divided.
 const FACTOR: u32 = 30;
-/// The same for the few troubles of the short test.
+/// Divisor for the few troubles of the short test.
 const FACTOR_SHORT: u32 = 60;
 
 /// Thresholds that are durations too, in seconds.

@@ -149,7 +149,7 @@ async fn a_failing_plugin_is_reported_without_its_output() {
 /// Ends TLS in front of a server, with a certificate that can be replaced.
 struct TlsEnd {
     addr: SocketAddr,
-    /// Each connection has a clone.
+    /// Configuration of which each connection has a clone.
     config: watch::Sender<Arc<ServerConfig>>,
     accepts: JoinHandle<()>,
 }

@@ -112,8 +112,8 @@ enum Needs {
     PausedTime,
     /// etcd, kube-apiserver and kubectl, built from source or supplied by the user.
     ApiServer,
-    /// The same, and the programs of [`assets::integrations`]. Building them does not count as time
-    /// of the test either.
+    /// etcd, kube-apiserver and kubectl, and the programs of [`assets::integrations`]. Building
+    /// them does not count as time of the test either.
     ApiServerAndPrograms,
     /// etcd, kube-apiserver and kubectl, and python3 with its `venv` module.
     ApiServerAndPython,

@@ -94,7 +94,7 @@ impl HttpWatch {
         Self::informer_of(rig, PODS, "").await
     }
 
-    /// The same, with a path and more parameters.
+    /// Starts with the state of a path, with more parameters.
     pub(crate) async fn informer_of(rig: &Rig, path: &str, parameters: &str) -> Self {
         let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
         let response = rig.get(&format!("{path}?{query}{parameters}")).await;

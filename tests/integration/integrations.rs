@@ -147,7 +147,7 @@ trait Program {
     /// The last change of each object in a view, as [`World::marks`] has them.
     fn marks(view: &View) -> View;
 
-    /// Its output.
+    /// Output of the program.
     fn log(&self) -> String;
 }
 

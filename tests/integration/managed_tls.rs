@@ -452,8 +452,8 @@ impl<'a> NodeSecret<'a> {
         self.install.api.get_json(&self.path).await["data"].take()
     }
 
-    /// It gets the certificate that the replica serves, foreign content is removed, and without it
-    /// the replica serves as before.
+    /// The Secret gets the certificate that the replica serves, foreign content is removed, and
+    /// without it the replica serves as before.
     async fn is_kept(&self, kubefan: &Kubefan) {
         let NodeSecret { install, name, path } = self;
         let api = install.api;

@@ -49,7 +49,7 @@ pub(crate) enum Protocol {
 /// An informer and its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct InformerSpec {
-    /// Its number among all subscribers of the seed.
+    /// Number of the informer among all subscribers of the seed.
     pub(crate) number: usize,
     pub(crate) selection: Selection,
     pub(crate) protocol: Protocol,
@@ -59,7 +59,7 @@ pub(crate) struct InformerSpec {
     pub(crate) conflates: bool,
     /// gRPC only: `on_expired` RESTART.
     pub(crate) restarts: bool,
-    /// It lists, and does not ask for the first state by a watch.
+    /// Whether it lists, and does not ask for the first state by a watch.
     pub(crate) lists: bool,
     pub(crate) page_size: u32,
     /// A new object under an old name is a deletion and an addition.

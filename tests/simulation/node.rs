@@ -62,7 +62,7 @@ pub(crate) struct NodeOptions {
     pub(crate) snapshot_queue_timeout: Duration,
     /// Maximum number of caches that list upstream at a time.
     pub(crate) lists_max: usize,
-    /// Another resource is cached too, which the apiserver never serves.
+    /// Whether another resource is cached too, which the apiserver never serves.
     pub(crate) broken_resource: bool,
     /// A consistent list of at least this many bytes waits for a bookmark.
     pub(crate) consistent_list_bytes_min: usize,

@@ -74,7 +74,7 @@ pub(crate) struct Report {
     pub(crate) truth: Truth,
     pub(crate) facts: Facts,
     pub(crate) histories: Vec<History>,
-    /// Their numbers follow those of the other subscribers.
+    /// Histories of informers, whose numbers follow those of the other subscribers.
     pub(crate) informers: Vec<InformerHistory>,
     pub(crate) violations: Vec<(usize, Violation)>,
     /// A request upstream that was not due.

@@ -114,9 +114,9 @@ struct Generated {
 #[derive(Default)]
 struct DeltaBases {
     objects: BTreeMap<String, Bytes>,
-    /// They started with a whole snapshot, so none is missing.
+    /// Whether the bases started with a whole snapshot, so none is missing.
     is_complete: bool,
-    /// They are the state at the resume version.
+    /// Whether the bases are the state at the resume version.
     is_current: bool,
 }
 

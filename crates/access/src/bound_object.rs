@@ -20,7 +20,7 @@ pub struct BoundObject {
     pub resource: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Another object of this name does not count.
+    /// Uid of the object: another object of this name does not count.
     pub uid: String,
 }
 

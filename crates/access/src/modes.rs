@@ -17,7 +17,7 @@ pub enum Mode {
     Cache,
     /// The apiserver, for reads over HTTP. Over gRPC there is no answer.
     Passthrough,
-    /// They are refused.
+    /// Reads are refused.
     Deny,
 }
 
@@ -169,7 +169,7 @@ impl ModeRule {
 pub struct Modes(Vec<ModeRule>);
 
 impl Modes {
-    /// These rules.
+    /// Creates the modes from these rules.
     pub fn new(rules: Vec<ModeRule>) -> Self {
         Self(rules)
     }

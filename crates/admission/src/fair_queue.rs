@@ -15,7 +15,7 @@ pub struct FairQueue<T> {
     next: u64,
 }
 
-/// Those that wait at one level, in the order of their turns. None is empty.
+/// Entries that wait at one level, in the order of their turns. None is empty.
 #[derive(Debug)]
 struct Turns<T> {
     order: VecDeque<LevelKey>,
@@ -24,7 +24,7 @@ struct Turns<T> {
 
 #[derive(Debug)]
 enum Waiting<T> {
-    /// Those of the next level.
+    /// The turns of the next level.
     Turns(Turns<T>),
     /// The items that a connection waits for.
     Items(VecDeque<Item<T>>),

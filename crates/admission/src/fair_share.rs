@@ -112,10 +112,10 @@ pub(super) fn level_keys(holder: Option<Holder>) -> [LevelKey; LEVELS] {
 /// Numbers of places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PermitLimits {
-    /// All places.
+    /// All permits.
     pub all: usize,
-    /// Those that one identity may hold: a workload if it is known, otherwise a user, otherwise an
-    /// address. `None`: no limit.
+    /// Permits that one identity may hold: a workload if it is known, otherwise a user, otherwise
+    /// an address. `None`: no limit.
     pub per_identity: Option<usize>,
 }
 

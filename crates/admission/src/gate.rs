@@ -46,7 +46,7 @@ struct Shared {
 
 struct Admissions {
     shares: Shares,
-    /// Nothing in it could be admitted now.
+    /// Waiting requests, of which none could be admitted now.
     queue: FairQueue<oneshot::Sender<GatePermit>>,
 }
 

@@ -87,7 +87,7 @@ impl Drop for Stops {
 pub(super) struct ShutdownSteps(Vec<ShutdownStep>);
 
 struct ShutdownStep {
-    /// Its name in the log.
+    /// Name of the step in the log.
     name: &'static str,
     ended: BoxFuture<'static, ()>,
     /// The longest wait. `None` if the step has a limit of its own.

@@ -36,15 +36,15 @@ pub struct WatchedFile {
 /// The decision after a read of the file.
 #[derive(Debug)]
 enum FileChange {
-    /// Nothing to do: it has not changed, or is perhaps being written.
+    /// Nothing to do: the file has not changed, or is perhaps being written.
     Wait,
-    /// It has not changed. Only after a request to read it.
+    /// The file has not changed. Only after a request to read it.
     Same,
-    /// It has changed back to the configuration in force.
+    /// The file has changed back to the configuration in force.
     Restored,
-    /// It has changed in these settings.
+    /// The file has changed in these settings.
     Apply(Box<Configured>, Vec<&'static str>),
-    /// It cannot be used.
+    /// The file cannot be used.
     Refuse(String),
 }
 

@@ -73,7 +73,7 @@ impl AuditLog {
         (Self { shared, traces: Traces::default() }, AuditWriter { task, closing })
     }
 
-    /// The same log, whose records are spans too.
+    /// Makes the records of the log spans too.
     #[must_use]
     pub fn with_traces(self, traces: Traces) -> Self {
         Self { traces, ..self }

@@ -56,7 +56,7 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// The same, with its names cut to the longest that a record has.
+    /// Cuts the names to the longest that a record has.
     pub(super) fn shortened(self) -> Self {
         let short = |name| shortened(name, NAME_BYTES_MAX);
         let Self { resource, namespace, name, api_group, api_version, subresource } = self;

@@ -124,7 +124,7 @@ impl LogFile {
     /// Opens or creates a file, which is continued.
     ///
     /// # Errors
-    /// It cannot be opened for writing.
+    /// If the file cannot be opened for writing.
     pub fn open(path: PathBuf, rotation: Rotation, clock: Clock) -> io::Result<Self> {
         let reopen = Reopen::default();
         let rotates_at = rotation.bytes_max;

@@ -14,7 +14,7 @@ pub enum BenchError {
     OpenFiles {
         /// The scenario that needs the most.
         scenario: &'static str,
-        /// Its number of subscribers.
+        /// Number of subscribers of the scenario.
         subscribers: usize,
         /// Number of open files it needs.
         needed: u64,

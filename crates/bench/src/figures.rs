@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub enum Figure {
     /// CPU time of the server, user and system, per message received by a subscriber.
     CpuPerDelivery,
-    /// The same for the floor: as many bytes over raw TCP.
+    /// CPU time of the floor per message: as many bytes over raw TCP.
     FloorCpuPerDelivery,
     /// The floor's CPU as a share of the server's.
     FloorShare,
@@ -20,7 +20,7 @@ pub enum Figure {
     CpuPerEventAndWatcher,
     /// CPU time of the server per client that receives the initial state.
     CpuPerClient,
-    /// The same relative to a server that does not know its callers, in the same run.
+    /// CPU time per client, relative to a server that does not know its callers, in the same run.
     CpuRatio,
     /// Messages received by all subscribers together, per second of wall clock.
     DeliveriesPerSecond,
@@ -53,14 +53,14 @@ pub enum Figure {
     LogRate,
     /// 1 if the goals of `hostile` are met, otherwise 0.
     GoalsMet,
-    /// The same beside the same attackers against a sink.
+    /// The slowest answer of `/livez` beside the same attackers against a sink.
     BaselineLivezMax,
     /// Deliveries of the slowest subscriber at the end of the measured time, as a share of the
     /// mean.
     SlowestSubscriberShare,
     /// Resident memory per subscriber while no changes are made.
     RssPerSubscriber,
-    /// The same after a load.
+    /// Resident memory per subscriber after a load.
     RssPerSubscriberAfterLoad,
     /// Peak resident memory above the level before the clients connected.
     RssAddedPeak,

@@ -114,7 +114,7 @@ impl Projection {
 /// A server to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerSpec {
-    /// Its name in the reports.
+    /// Name of the server in the reports.
     pub name: String,
     /// The way to start or reach it.
     pub kind: ServerKind,
@@ -127,15 +127,15 @@ pub enum ServerKind {
     Program(PathBuf),
     /// A server that is already running.
     Running {
-        /// Its data port, without TLS.
+        /// Data port of the server, without TLS.
         address: SocketAddr,
-        /// Its process id, on this machine.
+        /// Process id of the server, on this machine.
         pid: u32,
     },
     /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. The cost
     /// of the writes is measured without watchers and subtracted.
     Apiserver {
-        /// Its process id, on this machine.
+        /// Process id of the apiserver, on this machine.
         pid: u32,
     },
 }

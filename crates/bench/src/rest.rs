@@ -70,7 +70,7 @@ impl Endpoint {
         Self { base: format!("{scheme}://{}", connector.address).into(), connector, authorization: None }
     }
 
-    /// The same endpoint for the holder of a token.
+    /// Returns the endpoint for the holder of a token.
     pub(super) fn with_token(&self, token: &str) -> Self {
         Self { authorization: HeaderValue::try_from(format!("Bearer {token}")).ok(), ..self.clone() }
     }
@@ -113,7 +113,7 @@ impl RestClient {
         Ok(Self { endpoint, send })
     }
 
-    /// The same connection for the holder of a token.
+    /// Returns the connection for the holder of a token.
     pub(super) fn with_token(&self, token: &str) -> Self {
         Self { endpoint: self.endpoint.with_token(token), send: self.send.clone() }
     }

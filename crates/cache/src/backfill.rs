@@ -31,7 +31,7 @@ impl Backfill {
         version >= self.ring.floor() && is_within && (self.has_state || !needs_state)
     }
 
-    /// Its records after `version`.
+    /// Records of the backfill after `version`.
     pub fn since(&self, version: ResourceVersion) -> Result<impl DoubleEndedIterator<Item = &HistoryRecord>, Expired> {
         self.ring.since(version)
     }

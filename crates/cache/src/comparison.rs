@@ -13,9 +13,9 @@ use kubefan_model::{ObjectKey, ResourceVersion};
 pub struct Difference {
     /// The object.
     pub key: ObjectKey,
-    /// Its version in the cache; `None` if it is not cached.
+    /// Version of the object in the cache; `None` if it is not cached.
     pub cached: Option<ResourceVersion>,
-    /// Its version upstream; `None` if it does not exist there.
+    /// Version of the object upstream; `None` if it does not exist there.
     pub upstream: Option<ResourceVersion>,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Difference {
 /// The differences found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Their number.
+    /// Number of differences.
     pub count: usize,
     /// The first of them.
     pub first: Vec<Difference>,

@@ -204,7 +204,7 @@ impl ConflatedHistory {
         self.first + self.changes.len() as u64
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the history, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -33,7 +33,7 @@ pub enum Column {
 pub enum Values<'a> {
     /// Only this one.
     One(&'a str),
-    /// Any of these, each once.
+    /// Any of these values, each once.
     Any(&'a ValueSet),
 }
 
@@ -42,7 +42,7 @@ pub enum Values<'a> {
 pub struct Term<'a> {
     /// The label or field.
     pub column: Column,
-    /// Its values.
+    /// Values that the selection allows.
     pub values: Values<'a>,
 }
 

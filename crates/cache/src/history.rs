@@ -79,7 +79,7 @@ pub struct History {
     parser: Arc<ObjectParser>,
     ring: EventRing,
     conflated: ConflatedHistory,
-    /// Both by the labels and fields that selections use.
+    /// Index of ring and conflated history by the labels and fields that selections use.
     steps: HistoryIndex,
     /// The share of its usual size that it may have.
     share: f64,

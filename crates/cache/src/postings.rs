@@ -231,7 +231,8 @@ impl PostingBuilder {
         }
     }
 
-    /// All objects were read. Returns whether the postings are within `bytes_max`.
+    /// Ends the build after all objects were read. Returns whether the postings are within
+    /// `bytes_max`.
     pub fn end(&mut self, bytes_max: usize) -> bool {
         let is_common =
             |keys: &Vec<ObjectKey>| self.objects >= COMMON_OBJECTS_LEAST && keys.len() > self.objects / COMMON_SHARE;

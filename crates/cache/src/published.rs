@@ -30,7 +30,7 @@ use super::{
 pub enum Phase {
     /// The first list is not complete.
     Syncing,
-    /// The same, and upstream has said why.
+    /// The first list is not complete, and upstream has said why.
     Failing,
     /// Served; the upstream watch is live.
     Synced,
@@ -40,7 +40,7 @@ pub enum Phase {
     NotFound,
     /// The apiserver denies it.
     Forbidden,
-    /// It cannot be cached.
+    /// The resource cannot be cached.
     NotCached,
 }
 
@@ -330,7 +330,7 @@ impl PublishedCache {
         self.phase = if self.state.is_some() { Phase::Stale } else { Phase::Syncing };
     }
 
-    /// The same, for a failure whose `cause` upstream has named.
+    /// Records a failure as [`Self::trouble`] does, with the `cause` that upstream has named.
     pub fn failing(&mut self, message: String, cause: String) {
         self.trouble(message);
         if self.state.is_none() {

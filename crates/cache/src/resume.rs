@@ -22,30 +22,30 @@ use super::ring::Expired;
 /// Reaction to a subscription that has fallen behind the retained events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnLag {
-    /// It has expired: [`OnExpired`] decides.
+    /// The subscription has expired: [`OnExpired`] decides.
     #[default]
     Expire,
-    /// It continues with a catch-up.
+    /// The subscription continues with a catch-up.
     Conflate,
 }
 
 /// Reaction to a subscription whose version history cannot resume from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExpired {
-    /// It ends.
+    /// The subscription ends.
     #[default]
     Fail,
-    /// It starts again with a snapshot.
+    /// The subscription starts again with a snapshot.
     Restart,
 }
 
 /// The treatment of a subscription whose version the cache has not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnAhead {
-    /// It is refused.
+    /// The subscription is refused.
     #[default]
     Refuse,
-    /// It waits in silence.
+    /// The subscription waits in silence.
     Wait,
 }
 
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    /// The same, at the end of that version.
+    /// Coverage up to the end of that version.
     fn whole(number: u64) -> Coverage {
         Coverage { version: version(number).end(), ..at(number) }
     }

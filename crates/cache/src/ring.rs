@@ -49,7 +49,7 @@ impl HistoryRecord {
         }
     }
 
-    /// Its events, in order.
+    /// Events of the record, in order.
     pub fn events(&self) -> &[Arc<WatchEvent>] {
         match self {
             Self::Event(event) => std::slice::from_ref(event),
@@ -57,8 +57,8 @@ impl HistoryRecord {
         }
     }
 
-    /// Its memory in bytes beyond the current objects: mostly the objects that it replaced. If the
-    /// current objects are in no other cache (`alone`), its own objects count too.
+    /// Memory of the record in bytes beyond the current objects: mostly the objects that it
+    /// replaced. If the current objects are in no other cache (`alone`), its own objects count too.
     fn cost_bytes(&self, alone: bool) -> usize {
         let of = |event: &Arc<WatchEvent>| {
             let object = event.object();
@@ -121,8 +121,9 @@ pub struct Expired {
 }
 
 impl Expired {
-    /// The same, if all events after `other` can be had from another source. It changes nothing
-    /// unless `other` is newer than the requested version, which is refused in any case.
+    /// Lowers the oldest version if all events after `other` can be had from another source. It
+    /// changes nothing unless `other` is newer than the requested version, which is refused in any
+    /// case.
     pub fn or_after(self, other: Option<ResourceVersion>) -> Self {
         let helps = other.filter(|other| *other > self.requested);
         Self { oldest: helps.map_or(self.oldest, |other| self.oldest.min(other)), ..self }
@@ -162,7 +163,7 @@ impl EventRing {
         Self { limits, floor, records, gaps, last_gap, bytes: 0, alone, fresh: 0, fresh_bytes: 0 }
     }
 
-    /// The same, for events whose objects are in no cached state: their own objects count as
+    /// An empty ring for events whose objects are in no cached state: their own objects count as
     /// history.
     pub fn alone(limits: RingLimits, floor: ResourceVersion) -> Self {
         Self { alone: true, ..Self::new(limits, floor) }
@@ -331,7 +332,7 @@ impl EventRing {
         self.last_gap.map_or(self.floor, |gap| gap.max(self.floor))
     }
 
-    /// Its memory in bytes beyond the current objects.
+    /// Memory of the ring in bytes beyond the current objects.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -63,7 +63,7 @@ pub enum Update {
         reason: RelistReason,
         /// In an order in which they lead to the later state.
         changes: Vec<ConflatedChange>,
-        /// Its version.
+        /// Version of the later state.
         version: ResourceVersion,
     },
     /// The cluster's version is below one that it sent before: its state was restored. A list
@@ -87,10 +87,10 @@ pub enum ConflatedChange {
 pub struct Commit {
     /// The objects.
     pub store: Store,
-    /// Their version. Unless it is at the end of its revision, more events of that revision may
-    /// come.
+    /// Version of the commit. Unless it is at the end of its revision, more events of that revision
+    /// may come.
     pub version: ResourceVersion,
-    /// Its relation to the state before.
+    /// Relation of the commit to the state before.
     pub change: Change,
 }
 

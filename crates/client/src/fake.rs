@@ -29,9 +29,9 @@ pub enum FakeRequest {
 
 /// A [`ListerWatcher`] over objects in memory, for tests. Clones share the objects.
 ///
-/// It behaves like an apiserver: each change has the next resource version and goes to every open
-/// watch, a watch resumes from any version that [`Self::compact`] has not removed, and errors can
-/// be ordered for the next requests.
+/// The fake behaves like an apiserver: each change has the next resource version and goes to every
+/// open watch, a watch resumes from any version that [`Self::compact`] has not removed, and errors
+/// can be ordered for the next requests.
 ///
 /// ```
 /// use kubefan_client::{FakeListWatch, ListerWatcher, ListOptions};

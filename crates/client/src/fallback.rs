@@ -68,7 +68,7 @@ pub enum Fallback {
 /// Unreachable means: no connection, or an error of something in between. A kubefan that answers
 /// with its own errors, such as "not synced", is not gone: its apiserver may be the one in trouble.
 ///
-/// Both must serve the same cluster, and select the same objects.
+/// Both servers must serve the same cluster, and select the same objects.
 ///
 /// ```no_run
 /// use kubefan_client::{Connection, Fallback, ListWatch, PacedOptions, SharedInformer, WithFallback};

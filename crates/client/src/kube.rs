@@ -80,7 +80,7 @@ where
 struct Convert<K> {
     /// The last state of each object, if the type needs more than metadata.
     last: Option<HashMap<ObjectKey, K>>,
-    /// The same for a complete state that has not ended.
+    /// The last state of each object of a complete state that has not ended.
     replacing: HashMap<ObjectKey, K>,
 }
 

@@ -65,11 +65,11 @@ impl fmt::Debug for ObjectKey {
 /// An object as a server sent it, not yet decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawObject {
-    /// Its key.
+    /// Key of the object.
     pub key: ObjectKey,
-    /// Its `metadata.uid`. Empty if the server did not send it.
+    /// `metadata.uid` of the object. Empty if the server did not send it.
     pub uid: Box<str>,
-    /// Its version. For a deleted object, the version of the deletion.
+    /// Version of the object. For a deleted object, the version of the deletion.
     pub resource_version: Box<str>,
     /// The object as JSON; with [`Encoding::Protobuf`](crate::Encoding::Protobuf) as protobuf in
     /// its envelope. It may be a part of a network buffer: copy it to keep it for long.

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 /// A page of a list.
 #[derive(Debug, Deserialize)]
 pub struct ListJson<'a> {
-    /// Such as `PodList`. The page of a gateway, for example, has none that ends with `List`.
+    /// Kind, such as `PodList`. The page of a gateway, for example, has none that ends with `List`.
     #[serde(borrow, default)]
     pub kind: Cow<'a, str>,
-    /// Such as `apps/v1`.
+    /// API version, such as `apps/v1`.
     #[serde(borrow, default, rename = "apiVersion")]
     pub api_version: Cow<'a, str>,
     /// The version, and the token of the next page.
@@ -61,7 +61,7 @@ pub fn check_next_page(next: &str, requested: &str) -> Result<(), SamePage> {
 /// An event of a watch.
 #[derive(Debug, Deserialize)]
 pub struct EventJson<'a> {
-    /// Such as `ADDED`.
+    /// Type of the event, such as `ADDED`.
     #[serde(borrow, rename = "type")]
     pub kind: Cow<'a, str>,
     /// The object; a Status in an `ERROR` event.

@@ -82,7 +82,7 @@ pub enum FrameError {
         /// The limit, in bytes.
         content_bytes_max: usize,
     },
-    /// It cannot be decompressed or verified.
+    /// The frame cannot be decompressed or verified.
     #[error("broken zstd frame: {0}")]
     Broken(&'static str),
 }

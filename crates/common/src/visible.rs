@@ -24,12 +24,12 @@ pub fn visible(text: &str) -> String {
     text.chars().map(|c| if is_hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// The same as one line: line feeds become spaces.
+/// The visible text as one line: line feeds become spaces.
 pub fn visible_line(text: &str) -> String {
     visible(&text.trim_end().replace('\n', " "))
 }
 
-/// The same for lines, which stay lines.
+/// The visible text of several lines, which stay lines.
 pub fn visible_lines(text: &str) -> String {
     text.chars().map(|c| if is_hidden(c) && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

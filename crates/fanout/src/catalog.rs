@@ -17,7 +17,7 @@ use crate::hub::{Fresh, Hub};
 /// A resource that is served in one scope.
 #[derive(Clone)]
 pub struct Served {
-    /// Its full name.
+    /// Full name of the resource.
     pub gvr: GroupVersionResource,
     /// Whether its objects are namespaced.
     pub namespaced: bool,
@@ -53,7 +53,7 @@ pub enum Patience {
     /// A second or two, for upstream's next bookmark: the read itself would cost upstream or the
     /// reader more.
     Bookmark,
-    /// The same, also if a recent wait failed: upstream cannot answer the read instead.
+    /// A second or two, also if a recent wait failed: upstream cannot answer the read instead.
     NoFallback,
 }
 

@@ -28,7 +28,7 @@ struct BatchState<D, A> {
 pub(super) struct Batch<D, A> {
     /// The combined demand of its readers.
     pub(super) demand: D,
-    /// Each waiting reader has a clone of it.
+    /// Sender of the answer, of which each waiting reader has a clone.
     answer: Arc<watch::Sender<Option<A>>>,
 }
 

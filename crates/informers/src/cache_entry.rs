@@ -50,7 +50,7 @@ pub(super) struct Cache {
 
 /// The reason why a cache exists.
 pub(super) enum StartedBy {
-    /// Its resource is configured.
+    /// The configuration names the resource.
     Configuration,
     /// A reader. The cache is dropped when it has no readers.
     Reader {

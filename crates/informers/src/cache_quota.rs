@@ -20,7 +20,7 @@ use super::{
 pub struct OnDemandLimits {
     /// Resources cached at the same time.
     pub on_demand_resources_max: usize,
-    /// Their size.
+    /// Size of their caches.
     pub size: SizeLimits,
     /// A cache without readers is dropped after this time.
     pub on_demand_idle_timeout: Duration,

@@ -63,9 +63,9 @@ use super::{
 
 /// The shortest time between the starts of two proofs, if the first one needed a watch or failed.
 const PROOF_INTERVAL: Duration = Duration::from_secs(1);
-/// The same if the look-up was enough. Each look-up is an empty list that saves upstream at least
-/// one full list. The interval is shorter than the wait of [`Patience::AtOnce`], so that these
-/// readers reach the next proof.
+/// The shortest time between two proofs if a look-up was enough. Each look-up is an empty list that
+/// saves upstream at least one full list. The interval is shorter than the wait of
+/// [`Patience::AtOnce`], so that these readers reach the next proof.
 const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
 /// Wait of a proof for the cache's own watch before it opens another. On a busy resource the cache
 /// is a moment behind.
@@ -76,7 +76,8 @@ const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 const QUIET_AFTER: Duration = Duration::from_millis(100);
 /// The time limit of one proof. The bookmark arrives after 1 to 2.25 seconds.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(4);
-/// The same behind another kubefan, whose proof may wait for one that is under way there.
+/// The time limit of a proof behind another kubefan, whose own proof may wait for one that is under
+/// way there.
 const PROOF_TIMEOUT_BEHIND: Duration = Duration::from_secs(9);
 /// Maximum wait for the bookmark of a watch that is open. The watch itself asks upstream for a
 /// shorter timeout.

@@ -43,8 +43,8 @@ use super::{
 
 /// Maximum wait of a reader for the first sync of a cache that it has started.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for encodings other than JSON, which the reader can get from upstream instead. Clients'
-/// informers should start within 3 s.
+/// Maximum wait for encodings other than JSON, which the reader can get from upstream instead.
+/// Clients' informers should start within 3 s.
 const ENCODING_SYNC_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which a cache that was too large or not available is refused before the next attempt.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
@@ -54,7 +54,8 @@ const REFUSAL_REMEMBERED_FOR: Duration = Duration::from_secs(3600);
 /// Time without a reader after which another resource may take a place. A client that opens its
 /// watch again, or lists again first, is back sooner.
 const PLACE_IDLE_MIN: Duration = Duration::from_secs(10);
-/// The same for a place whose first list is not complete: readers may be waiting for it.
+/// Time without a reader for a cache whose first list is not complete: readers may be waiting for
+/// it.
 const PLACE_SYNCING_MIN: Duration = Duration::from_secs(60);
 /// The most resources that are named in metrics because a limit left them without a cache.
 const WITHOUT_ROOM_MAX: usize = 1000;

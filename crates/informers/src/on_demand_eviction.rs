@@ -45,9 +45,9 @@ impl Taken {
 pub(super) enum Room {
     /// A place is free.
     Free,
-    /// This place has been without readers for the longest time.
+    /// The resource that has been without readers for the longest time.
     Idle(ScopedResource),
-    /// This place is one too many of its tenant.
+    /// A resource of a tenant that has one too many.
     OfLargest(ScopedResource),
 }
 

@@ -6,7 +6,7 @@ use kubefan_model::Media;
 /// A resource to cache from the start, and the media to cache it in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfiguredResource {
-    /// Any name that kubectl accepts. It is not checked here.
+    /// Name of the resource, any that kubectl accepts. It is not checked here.
     pub name: String,
     /// JSON, protobuf or both; never empty.
     pub media: Vec<Media>,

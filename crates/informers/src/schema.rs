@@ -89,7 +89,7 @@ async fn next_schema(
 #[derive(Default)]
 struct Checks {
     known: Option<SchemaFingerprint>,
-    /// Another schema that the last check found.
+    /// The other schema that the last check found.
     seen: Option<SchemaFingerprint>,
 }
 

@@ -43,11 +43,11 @@ pub(super) enum CheckStart {
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShapeCheck {
-    /// It has the shape of the cache, as far as is known.
+    /// The resource has the shape of the cache, as far as is known.
     Unchanged,
-    /// It has another shape.
+    /// The resource has another shape.
     Changed,
-    /// It does not exist.
+    /// The resource does not exist.
     Missing,
 }
 

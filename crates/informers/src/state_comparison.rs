@@ -41,7 +41,8 @@ const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The shortest time between two lists of a cache. Each serves at least one reader that would
 /// otherwise list all objects.
 const LIST_INTERVAL: Duration = Duration::from_millis(25);
-/// The same after a list that proved nothing. Meanwhile readers wait for a bookmark.
+/// The shortest time between two lists after one that proved nothing. Meanwhile readers wait for a
+/// bookmark.
 const FAILED_LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The comparisons of one cache.

@@ -23,7 +23,7 @@ use super::{
 
 /// A replica's certificate for its peers, and the CAs that it verifies them against.
 pub struct PeerProof {
-    /// Its certificate.
+    /// Certificate of the replica.
     pub chain: Vec<CertificateDer<'static>>,
     /// The private key.
     pub key: PrivateKeyDer<'static>,
@@ -44,7 +44,7 @@ pub(super) struct Held {
 #[derive(Clone)]
 pub(super) struct HeldProof {
     proof: Arc<PeerProof>,
-    /// Its middle, in seconds since 1970: it is renewed then.
+    /// Middle of the certificate's validity, in seconds since 1970: it is renewed then.
     pub(super) renewed_at: u64,
 }
 

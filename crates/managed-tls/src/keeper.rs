@@ -58,7 +58,7 @@ pub struct Keeper<R> {
     clock: Clock,
     random: R,
     metrics: ManagedTlsMetrics,
-    /// This replica's part of the spread of renewals.
+    /// Position of this replica in the spread of renewals.
     jitter: f64,
     material: Option<Material>,
     /// Content of all ConfigMaps and copies at the last comparison, and the looks since.

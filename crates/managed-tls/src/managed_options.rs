@@ -135,7 +135,7 @@ pub struct ManagedOptions {
 }
 
 impl ManagedOptions {
-    /// All that gets a part of the Secret.
+    /// Objects that get a part of the Secret.
     pub fn published_in(&self) -> impl Iterator<Item = (Stored, &ObjectName)> {
         let maps = self.ca_config_maps.iter().map(|name| (Stored::ConfigMap, name));
         maps.chain(self.copies.iter().map(|name| (Stored::Copy, name)))

@@ -29,7 +29,7 @@ pub(super) struct CaFacts {
     pub(super) id: String,
     /// Time at which the CA was made.
     pub(super) created: u64,
-    /// Its last second.
+    /// Last second of the CA's validity.
     pub(super) not_after: u64,
     /// Whether the Secret has its key.
     pub(super) has_key: bool,
@@ -41,7 +41,7 @@ pub(super) struct CaFacts {
 pub(super) struct LeafFacts {
     /// Time at which the certificate was made.
     pub(super) created: u64,
-    /// Its last second.
+    /// Last second of the certificate's validity.
     pub(super) not_after: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct SecretContents {
 /// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RenewalAction {
-    /// Nothing.
+    /// No action.
     Keep,
     /// Make a CA and a certificate. Nothing that clients know remains.
     CreateCa,

@@ -108,7 +108,7 @@ impl Material {
     /// Whether a ConfigMap or a copy has its part of the Secret. For reports.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// If the object cannot be read.
     pub async fn is_published(
         &self,
         upstream: &Upstream,
@@ -124,7 +124,7 @@ impl Material {
 /// Reads the Secret once and changes nothing. For reports.
 ///
 /// # Errors
-/// It cannot be read.
+/// If an object cannot be read.
 pub async fn look_once(upstream: &Upstream, options: &ManagedOptions, now: Duration) -> Result<Material, LookError> {
     let found = get(upstream, Stored::Secret, &options.secret).await?;
     Ok(Material::read(&found.object, &options.dns_names, now.as_secs()))

@@ -12,10 +12,10 @@ use super::GroupVersionResource;
 pub struct Field {
     /// The name in a selector, such as `spec.nodeName`.
     pub name: String,
-    /// Its possible paths in the object. The first one with a non-empty value counts. No paths: the
-    /// apiserver accepts the name, but the value is empty for every object.
+    /// Possible paths of the field in the object. The first one with a non-empty value counts. No
+    /// paths: the apiserver accepts the name, but the value is empty for every object.
     pub paths: Vec<Vec<String>>,
-    /// Its value if the object has none: the zero value of the Go type, as text.
+    /// Value of the field if the object has none: the zero value of the Go type, as text.
     pub default: &'static str,
 }
 

@@ -3,7 +3,7 @@
 /// The part of its object that a row contains (`includeObject` of `metav1.TableOptions`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum IncludeObject {
-    /// Nothing.
+    /// No part of the object.
     None,
     /// The metadata, as a `PartialObjectMetadata`.
     #[default]

@@ -43,7 +43,7 @@ const LAST_APPLIED_PATH: [&str; 3] = ["metadata", "annotations", LAST_APPLIED];
 
 /// The kind of an object that is reduced to its metadata.
 pub const PARTIAL_KIND: &str = "PartialObjectMetadata";
-/// Its `apiVersion`.
+/// `apiVersion` of a PartialObjectMetadata.
 pub const PARTIAL_API_VERSION: &str = "meta.k8s.io/v1";
 /// Kind and `apiVersion` as JSON members.
 const PARTIAL_TYPE: &[u8] = br#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1""#;
@@ -64,7 +64,7 @@ pub enum Parts<'a> {
 /// The reason why a field mask is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMask {
-    /// It has no paths.
+    /// The mask has no paths.
     #[error("a field mask needs at least one path, such as \"spec.nodeName\"")]
     Empty,
     /// Too many paths.
@@ -119,7 +119,7 @@ impl Projection {
         Self { partial: true, root: Some(Arc::new(root)) }
     }
 
-    /// The same parts without `metadata.managedFields`, as the apiserver sends them for
+    /// The projection without `metadata.managedFields`, as the apiserver sends it for
     /// `drop=metadata.managedFields` (KEP-5958).
     #[must_use]
     pub fn without_managed_fields(self) -> Self {
@@ -149,7 +149,7 @@ impl Projection {
         Self { partial, root }
     }
 
-    /// The same parts in canonical form.
+    /// The projection in canonical form.
     pub fn canonical(self) -> Self {
         if self.is_identity() { Self::canonical_of(false, Rule::Keep, false) } else { self }
     }

@@ -241,7 +241,7 @@ pub fn put_item_head(message_len: usize, out: &mut impl BufMut) {
 /// A parsed page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List<'a> {
-    /// Its metadata.
+    /// Metadata of the list.
     pub meta: ListMeta,
     /// The messages of its items.
     pub items: Vec<&'a [u8]>,

@@ -106,7 +106,7 @@ impl Selection {
         Self::of(spec, self.parser().clone())
     }
 
-    /// The same selection in all shards.
+    /// The selection in all shards.
     #[must_use]
     pub fn in_all_shards(&self) -> Self {
         match self.spec().shards {
@@ -115,7 +115,7 @@ impl Selection {
         }
     }
 
-    /// The same selection, which its owner can drop.
+    /// A weak reference to the selection, which its owner can drop.
     pub fn downgrade(&self) -> WeakSelection {
         WeakSelection(Arc::downgrade(&self.0))
     }

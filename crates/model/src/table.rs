@@ -65,7 +65,7 @@ const WITH_OTHER_AGES: &[(&str, &str, &str)] = &[
 /// The reason why a Table from upstream cannot be cached.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// It is not a Table, or a row lacks its object.
+    /// The document is not a Table, or a row lacks its object.
     #[error("not a Table with an object in each row: {0}")]
     Malformed(String),
     /// The cached rows have other columns.

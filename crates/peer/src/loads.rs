@@ -53,9 +53,10 @@ impl From<LoadResponse> for Load {
 /// Answer of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLoad {
-    /// Its load.
+    /// The load that the replica told.
     Known(Load),
-    /// It does not tell: it runs without `--rebalance`, or its version is too old to know it.
+    /// The replica does not tell: it runs without `--rebalance`, or its version is too old to know
+    /// it.
     Unknown,
 }
 
@@ -75,7 +76,7 @@ impl Loads {
     /// The answers of the replicas that can be reached, this one excepted, each once.
     ///
     /// # Errors
-    /// It is not known which replicas there are.
+    /// If it is not known which replicas exist.
     pub async fn ask(&mut self) -> Result<Vec<PeerLoad>, PeerError> {
         let FoundPeers { addresses, failed } = self.dial.find().await;
         if addresses.is_empty()

@@ -50,7 +50,7 @@ const ADDRESSES_MAX: usize = 16;
 
 /// The peers that a look-up found.
 pub struct FoundPeers {
-    /// Their addresses, without this replica's own if that is known.
+    /// Addresses of the peers, without this replica's own if that is known.
     pub addresses: Vec<SocketAddr>,
     /// Error of a name that could not be resolved, so that some of the peers may be missing.
     pub failed: Option<PeerError>,

@@ -42,7 +42,7 @@ pub enum PeerTls {
 pub struct PeerTlsFiles {
     /// The certificate chain. Its certificate must allow both server and client authentication.
     pub cert_file: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key_file: PathBuf,
     /// The CA that every peer's certificate is verified against.
     pub ca_file: PathBuf,

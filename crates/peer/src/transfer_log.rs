@@ -20,7 +20,7 @@ pub trait TransferRecord: Send + 'static {
     /// The transfer begins.
     ///
     /// # Errors
-    /// It must not, because it cannot be recorded.
+    /// If the transfer must not begin, because it cannot be recorded.
     fn started(&mut self) -> BoxFuture<'_, Result<(), Status>>;
 }
 

@@ -35,7 +35,7 @@ pub struct Rebalancer {
     pub connections: Arc<OpenConnections>,
     /// The load of this replica.
     pub own: LoadSource,
-    /// The others.
+    /// The load of the other replicas.
     pub loads: Loads,
     /// The most that is moved in a second, in percent of the watches.
     pub percent: u32,

@@ -15,7 +15,7 @@ use crate::subscribers::Registered;
 
 /// An admitted watch.
 pub struct OpenedWatch {
-    /// Its position in the stream of changes.
+    /// Position of the watch in the stream of changes.
     pub subscription: Subscription,
     /// A bookmark is sent after this time without events; `None` if no bookmarks are sent.
     pub bookmark_interval: Option<Duration>,
@@ -23,15 +23,15 @@ pub struct OpenedWatch {
     pub timeout_at: Option<Instant>,
     /// The protocol that the watch is sent in.
     pub protocol: WatchProtocol,
-    /// Its place among all streams.
+    /// Permit of the watch among all streams.
     pub place: FairPermit,
     /// The right of its caller, which is reviewed while the watch lasts.
     pub lease: Lease,
-    /// Its entry among the subscribers.
+    /// Entry of the watch among the subscribers.
     pub registered: Registered,
     /// The headers that let a page of another site read it.
     pub cross_origin: Arc<HeaderMap>,
-    /// Its record in the audit log, which is complete when the watch is dropped.
+    /// Record of the watch in the audit log, which is complete when the watch is dropped.
     pub record: AuditRecord,
 }
 
@@ -54,11 +54,11 @@ impl OpenedWatch {
 /// The way to move a watch to another replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Movable {
-    /// Its last message carries the version that it resumes from (gRPC).
+    /// The last message carries the version that the watch resumes from (gRPC).
     Cheaply,
     /// A last bookmark brings the version that it resumes from (HTTP with bookmarks).
     ByBookmark,
-    /// Its client may know only an old version: it stays until its own timeout.
+    /// The client may know only an old version, so the watch stays until its own timeout.
     No,
 }
 

@@ -114,7 +114,7 @@ impl ChargedMemory {
     /// Opens the files of the group with the limit.
     ///
     /// # Errors
-    /// They cannot be opened.
+    /// If the files cannot be opened.
     pub fn open(group: &MemoryGroup) -> io::Result<Self> {
         let open = |name: &str| File::open(group.limited.join(name));
         let version = group.version;

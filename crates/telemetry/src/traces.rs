@@ -42,7 +42,7 @@ pub struct Traces(Option<Arc<Shared>>);
 struct Shared {
     tracer: SdkTracer,
     propagator: TraceContextPropagator,
-    /// Its processor ends with it.
+    /// Provider of the tracer, whose processor ends with it.
     _provider: SdkTracerProvider,
 }
 
@@ -144,7 +144,7 @@ pub fn wait(name: &'static str) -> Wait {
     wait_as(SpanKind::Internal, name)
 }
 
-/// The same for a request to another server.
+/// Begins a span for a wait of this task's request for another server.
 pub fn wait_for_server(name: &'static str) -> Wait {
     wait_as(SpanKind::Client, name)
 }

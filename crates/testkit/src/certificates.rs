@@ -44,7 +44,7 @@ impl Content {
         Self(params).days(1, 1)
     }
 
-    /// The same, valid for this many days before and after now.
+    /// Sets the validity to this many days before and after now.
     pub fn days(mut self, before: i64, after: i64) -> Self {
         let at = |days: i64| {
             let second = NOW_SECONDS as i64 + days * DAY_SECONDS;
@@ -55,7 +55,7 @@ impl Content {
         self
     }
 
-    /// The same, for these usages.
+    /// Sets the usages.
     pub fn usages(mut self, usages: &[ExtendedKeyUsagePurpose]) -> Self {
         self.0.extended_key_usages = usages.to_vec();
         self
@@ -65,11 +65,11 @@ impl Content {
 /// A certificate with its private key, which may sign others.
 pub struct Signer {
     issuer: Issuer<'static, KeyPair>,
-    /// It, as DER.
+    /// The certificate, as DER.
     pub der: CertificateDer<'static>,
-    /// It, as PEM.
+    /// The certificate, as PEM.
     pub pem: String,
-    /// Its private key, as PEM.
+    /// The private key, as PEM.
     pub key_pem: String,
 }
 

@@ -81,7 +81,7 @@ pub enum DiscoveryError {
     NotWatchable {
         /// The requested name.
         name: String,
-        /// Its supported verbs.
+        /// Verbs that the resource supports.
         verbs: Vec<String>,
     },
     /// The request to the apiserver failed.
@@ -156,15 +156,15 @@ impl Discovery {
         self.lookup(&name, |index| index.find(group, version, resource)).await
     }
 
-    /// The same from documents that were requested at most a moment ago, if there are any.
+    /// Finds the resource in documents that were requested at most a moment ago, if there are any.
     pub async fn find_recent(&self, gvr: &GroupVersionResource) -> Result<ResourceInfo, DiscoveryError> {
         let _ = self.refresh().await;
         self.find(&gvr.group, &gvr.version, &gvr.resource).await
     }
 
-    /// The same from documents that were requested at `since` or later, because upstream seems to
-    /// serve the resource no longer, or in another way. Waits if discovery was asked a moment
-    /// before.
+    /// Finds the resource in documents that were requested at `since` or later, because upstream
+    /// seems to serve the resource no longer, or in another way. Waits if discovery was asked a
+    /// moment before.
     pub async fn find_since(&self, gvr: &GroupVersionResource, since: Instant) -> Result<ResourceInfo, DiscoveryError> {
         self.refreshes.since(since, self.fetch_index()).await?;
         self.find(&gvr.group, &gvr.version, &gvr.resource).await
@@ -276,7 +276,7 @@ impl Discovery {
         Ok(documents.fingerprint(gvr))
     }
 
-    /// The same as of `since` or later. Waits if the schemas were asked for a moment before.
+    /// The fingerprint as of `since` or later. Waits if the schemas were asked for a moment before.
     pub async fn schema_fingerprint_since(
         &self,
         gvr: &GroupVersionResource,

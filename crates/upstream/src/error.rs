@@ -151,15 +151,15 @@ pub enum UpstreamError {
     /// The next kubefan does not cache the resource.
     #[error("{message}")]
     NotCached {
-        /// Its message.
+        /// Message of the next kubefan.
         message: String,
     },
     /// The next kubefan is shutting down. Another replica answers the next request.
     #[error("{message}")]
     Draining {
-        /// Its message.
+        /// Message of the next kubefan.
         message: String,
-        /// The delay that it asks for.
+        /// Delay that the next kubefan asks for.
         retry_after: Option<Duration>,
     },
     /// The answer came from the cache of another kubefan, where the apiserver's own is needed.

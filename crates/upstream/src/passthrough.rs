@@ -224,7 +224,7 @@ fn remove_credentials(headers: &mut HeaderMap) {
     }
 }
 
-/// The same server, without any credentials.
+/// The configuration for the same server, without any credentials.
 fn anonymous(mut config: Config) -> Config {
     config.auth_info = AuthInfo::default();
     config.headers.clear();

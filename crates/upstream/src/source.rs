@@ -42,7 +42,8 @@ const SCHEMA_CHECKS_FEWER: u32 = 10;
 /// Time for which a resource that cannot be cached is passed on without another look, if discovery
 /// shows no change of it. A list may have been a mistake of its server.
 const NOT_CACHED_TTL: Duration = Duration::from_secs(3600);
-/// The same if another kubefan does not cache it, which its operator may change at any time.
+/// Time for which a resource that another kubefan does not cache is passed on. The operator of that
+/// kubefan may change it at any time.
 const NOT_CACHED_TTL_BEHIND_KUBEFAN: Duration = Duration::from_secs(60);
 
 /// The server of lists and watches. A clone is cheap.

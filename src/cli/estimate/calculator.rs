@@ -93,9 +93,9 @@ pub(super) struct Sizing {
     deliveries_per_second: f64,
     network_bytes_per_second: f64,
     memory_per_replica: Memory,
-    /// All replicas together, if events gather for writes.
+    /// CPUs of all replicas together, if events gather for writes.
     cores_min: f64,
-    /// All replicas together, if each event is a write of its own.
+    /// CPUs of all replicas together, if each event is a write of its own.
     cores_max: f64,
     /// With --cores: the longest that an event waits. `None` also if the cores are too few.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -39,7 +39,7 @@ pub(super) struct Savings {
     pub(super) seconds: f64,
     pub(super) replicas: u32,
     pub(super) apiserver: Apiserver,
-    /// Those with the most bytes first.
+    /// Resources, those with the most bytes first.
     pub(super) resources: Vec<ResourceSavings>,
     pub(super) kubefan: Kubefan,
     pub(super) unknown: [&'static str; 6],
@@ -116,9 +116,9 @@ pub(super) struct Kubefan {
     pub(super) subscribers: f64,
     /// Resident memory of each replica.
     pub(super) memory_bytes_per_replica: f64,
-    /// All replicas together, if events gather for writes.
+    /// CPUs of all replicas together, if events gather for writes.
     pub(super) cores_min: f64,
-    /// All replicas together, if each event is a write of its own.
+    /// CPUs of all replicas together, if each event is a write of its own.
     pub(super) cores_max: f64,
     /// Resources whose objects could not be read, so that memory lacks them.
     pub(super) not_measured: Vec<String>,

@@ -21,9 +21,9 @@ pub(super) struct Fitted {
     pub(super) varying: usize,
     /// The least width of that column.
     pub(super) width_min: usize,
-    /// Those that go before all others if every row has the same there.
+    /// Columns that go before all others if every row has the same value there.
     pub(super) uniform: &'static [usize],
-    /// Those that go then, in this order.
+    /// Columns that go then, in this order.
     pub(super) dropped_first: &'static [usize],
 }
 

@@ -55,7 +55,7 @@ pub(super) async fn reviews_of_tokens(scene: Scene) {
     reviews(scene, "1s", "KubefanReviewsFailing{review=token}").await;
 }
 
-/// The same with tokens that are already known, so that only their rights are reviewed.
+/// Reviews with tokens that are already known, so that only their rights are reviewed.
 pub(super) async fn reviews_of_access(scene: Scene) {
     reviews(scene, "1h", "KubefanReviewsFailing{review=access}").await;
 }

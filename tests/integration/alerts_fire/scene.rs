@@ -33,7 +33,7 @@ const INSTANCES: [&str; 2] = ["a", "b"];
 /// An alert that fired and resolved.
 #[derive(Clone, Debug)]
 pub(super) struct Proved {
-    /// Its name, with a label where two alerts have one name.
+    /// Name of the alert, with a label where two alerts have one name.
     pub(super) alert: String,
     pub(super) cause: &'static str,
     pub(super) fired: Duration,
@@ -97,7 +97,7 @@ impl Scene {
         self.scrape_as(0, kubefan);
     }
 
-    /// The same as another instance.
+    /// Scrapes kubefan as another instance.
     pub(super) fn scrape_as(&self, instance: usize, kubefan: &Kubefan) {
         self.links[instance].lead_to(kubefan.admin_addr);
     }

@@ -27,9 +27,9 @@ pub(crate) enum Who {
     Named,
     /// May list configmaps in NS by its group, as a service account of OTHER.
     ByGroup,
-    /// The same as Own, with the token of the pod `bound`.
+    /// The rights of Own, with the token of the pod `bound`.
     BoundToPod,
-    /// The same as Own, with the token of the pod `barred`.
+    /// The rights of Own, with the token of the pod `barred`.
     Barred,
     /// A service account with the token of a pod that is gone.
     BoundToGone,
@@ -39,7 +39,7 @@ pub(crate) enum Who {
     Apps,
     /// May get, list and watch pods and configmaps in NS, by the name in its client certificate.
     Cert,
-    /// The same user, whose certificate is of an intermediate CA.
+    /// The user of Cert, whose certificate is of an intermediate CA.
     CertOfChain,
     /// May list configmaps in NS, by the group in its client certificate.
     CertGroup,

@@ -40,7 +40,7 @@ const fn watch(name: &'static str, who: Who) -> Trick {
     get(name, who, "/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&resourceVersion=0")
 }
 
-/// The same over a websocket, with these headers.
+/// A watch of the configmaps in NS over a websocket, with these headers.
 const fn socket(name: &'static str, who: Who, headers: &'static [(&'static str, &'static str)]) -> Trick {
     Trick { headers, is_websocket: true, ..watch(name, who) }
 }

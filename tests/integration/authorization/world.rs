@@ -92,7 +92,7 @@ impl World {
         world
     }
 
-    /// The same world with the callers that have the token of a pod.
+    /// Adds the callers that have the token of a pod.
     pub(super) async fn with_pods(mut self) -> World {
         let pods = format!("/api/v1/namespaces/{}/pods", self.own);
         for (who, name) in PODS {
@@ -181,7 +181,7 @@ impl World {
         WatchServiceClient::new(self.channel_to(self.kubefan.grpc_addr, who).await)
     }
 
-    /// The same to any kubefan, for any service.
+    /// A channel to any kubefan, for any service.
     pub(super) async fn channel_to(&self, addr: SocketAddr, who: Who) -> Channel {
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(self.ca()));
         if let Some(IssuedPem { certificate, key }) = self.certificates.get(&who) {

@@ -29,11 +29,11 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The test of a block.
 enum Tried {
-    /// It prints lines with these starts, in any order.
+    /// The program prints lines with these starts, in any order.
     Prints(&'static [&'static str]),
-    /// It ends by itself, without an error.
+    /// The program ends by itself, without an error.
     Ends,
-    /// It is only compiled, for this reason.
+    /// The program is only compiled, for this reason.
     Compiled(&'static str),
 }
 

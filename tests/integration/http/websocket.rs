@@ -153,9 +153,9 @@ fn events(frames: Vec<Frame>) -> Vec<Frame> {
 /// Required match between the messages of two servers.
 #[derive(Clone, Copy, PartialEq)]
 enum Match {
-    /// The same messages in the same order.
+    /// Equal messages in the same order.
     Exactly,
-    /// The same messages; the initial objects have no defined order.
+    /// Equal messages; the initial objects have no defined order.
     InAnyOrder,
     /// An error that names each server's oldest version.
     Expired,

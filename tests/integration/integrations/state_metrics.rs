@@ -47,7 +47,8 @@ impl StateMetrics {
 }
 
 impl Program for StateMetrics {
-    /// Its metrics without those of leases, which the apiserver renews all the time.
+    /// Metrics of kube-state-metrics without those of leases, which the apiserver renews all the
+    /// time.
     async fn view(&self) -> Option<View> {
         let answer = reqwest::get(format!("http://127.0.0.1:{}/metrics", self.port)).await.ok()?;
         let text = answer.text().await.ok()?;

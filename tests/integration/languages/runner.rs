@@ -80,7 +80,7 @@ impl Runner {
         Ok(runner)
     }
 
-    /// Its resident memory now, in bytes.
+    /// Resident memory of the runner now, in bytes.
     pub(super) fn resident(&self) -> usize {
         memory_of(self.child.id().expect("the runner is running"), "VmRSS")
     }

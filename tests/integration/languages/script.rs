@@ -46,7 +46,7 @@ fn yes() -> bool {
 pub(super) enum ServerSpec {
     /// A server that steps share.
     Shared(Shared),
-    /// One of its own.
+    /// A server of the script's own.
     Own(Own),
 }
 
@@ -57,7 +57,7 @@ pub(super) enum Shared {
     Open,
     /// TLS, and the rights of the apiserver.
     Secure,
-    /// The same, and each stream ends after two seconds, as one whose token ends.
+    /// As Open, and each stream ends after two seconds, as one whose token ends.
     ShortLived,
 }
 

@@ -26,7 +26,7 @@ const SAID_AT_MOST: Duration = Duration::from_secs(60);
 /// A release of kubefan.
 #[derive(Clone)]
 pub(super) enum Release {
-    /// This source tree.
+    /// The release of this source tree.
     This,
     /// An older binary. It knows neither rebalancing nor several names of peers.
     Before(PathBuf),

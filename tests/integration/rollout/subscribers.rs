@@ -30,7 +30,7 @@ pub(super) struct Test {
     pub(super) namespace: String,
     /// Start of all measured times.
     pub(super) start: Instant,
-    /// Those that have the initial state.
+    /// Number of subscribers that have the initial state.
     pub(super) open: Arc<AtomicUsize>,
     /// The version after which they end.
     pub(super) end: watch::Receiver<u64>,

@@ -12,7 +12,7 @@ use crate::workload::Workload;
 /// Time for every replica to notice another schema and to read the pods again, and then for a
 /// second change or a restart before the next version brings the new bytes.
 const SCHEMA_PAUSE: Duration = Duration::from_secs(80);
-/// The same, and then longer than a page of a list is requested again.
+/// Time for every replica to read the pods again, longer than a page of a list is requested again.
 const LISTS_FAIL: Duration = Duration::from_secs(110);
 /// The latency of a link over which lists take seconds.
 const SLOW_LIST_LATENCY: Duration = Duration::from_millis(300);

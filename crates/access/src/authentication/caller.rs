@@ -18,7 +18,7 @@ pub type Clock = fn() -> SystemTime;
 pub enum Caller {
     /// Callers are not distinguished (`--access=local` and `insecure`).
     Any,
-    /// This user.
+    /// The user with this identity.
     Known(Arc<KnownCaller>),
 }
 

@@ -35,7 +35,7 @@ impl Presented {
         Self { token, is_exposed, certificate: None, impersonates, holder, header_bytes }
     }
 
-    /// The same, with the verdict on the connection's client certificate.
+    /// Adds the verdict on the connection's client certificate.
     #[must_use]
     pub fn with_certificate(self, certificate: Option<CertificateVerdict>) -> Self {
         Self { certificate, ..self }

@@ -31,7 +31,7 @@ pub(super) enum Question {
 }
 
 impl Question {
-    /// Its size, in bytes.
+    /// Size of the question, in bytes.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Read(attributes) => attributes.bytes(),

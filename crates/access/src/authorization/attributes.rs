@@ -50,7 +50,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// The same read of the whole resource.
+    /// The attributes of a read of the whole resource.
     pub fn of_whole_resource(&self) -> Self {
         let Self { verb, group, version, resource, .. } = self;
         let group = group.clone();
@@ -96,7 +96,7 @@ impl Attributes {
         serde_json::to_vec(&self.for_review()).map_or(usize::MAX, |json| json.len())
     }
 
-    /// The same as a part of a SubjectAccessReview (`ResourceAttributes`).
+    /// The attributes as a part of a SubjectAccessReview (`ResourceAttributes`).
     pub(super) fn for_review(&self) -> ResourceAttributes<'_> {
         let labels: Vec<_> = self.labels.requirements().iter().filter_map(of_label).collect();
         let fields: Vec<_> = self.fields.terms().iter().filter_map(of_field).collect();

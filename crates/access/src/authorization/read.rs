@@ -66,7 +66,7 @@ impl Read {
         Self { verb, target, form, spec }
     }
 
-    /// The same read with these selectors. Authorizers see no shard.
+    /// Replaces the selectors. Authorizers see no shard.
     #[must_use]
     pub fn selecting(self, spec: ReadSpec) -> Self {
         Self { spec, ..self }
@@ -100,7 +100,7 @@ impl Read {
         !self.target.version.is_empty()
     }
 
-    /// The same read of the resource with this full name.
+    /// Replaces the resource by the one with this full name.
     #[must_use]
     pub fn of_resource(mut self, gvr: GroupVersionResource) -> Self {
         let GroupVersionResource { group, version, resource } = gvr;

@@ -35,9 +35,9 @@ pub trait Outcome: Clone + Send + Sync + 'static {
 /// A verdict in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kept<V> {
-    /// It counts.
+    /// The verdict counts.
     Fresh(V),
-    /// It counts only while the apiserver cannot be asked.
+    /// The verdict counts only while the apiserver cannot be asked.
     InGrace(V),
 }
 

@@ -25,21 +25,22 @@ pub enum Access {
     /// Callers read what the apiserver lets them read; other requests are forwarded with their
     /// credentials.
     Authorized,
-    /// The same; other requests are forwarded with kubefan's credentials, and act as the caller.
+    /// As `authorized`; other requests are forwarded with kubefan's credentials, and act as the
+    /// caller.
     AuthorizedImpersonate,
-    /// The same; other requests are refused.
+    /// As `authorized`; other requests are refused.
     AuthorizedCacheOnly,
     /// On this machine alone: every caller reads everything cached; other requests are forwarded
     /// with the caller's credentials.
     Local,
-    /// The same; other requests are forwarded with kubefan's credentials, as by `kubectl proxy`.
+    /// As `local`; other requests are forwarded with kubefan's credentials, as by `kubectl proxy`.
     LocalSelf,
-    /// The same; other requests are refused.
+    /// As `local`; other requests are refused.
     LocalCacheOnly,
     /// Every client that reaches the address reads everything cached; other requests are forwarded
     /// with the caller's credentials.
     Insecure,
-    /// The same; other requests are refused.
+    /// As `insecure`; other requests are refused.
     InsecureCacheOnly,
 }
 

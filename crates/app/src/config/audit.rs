@@ -14,9 +14,9 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuditMode {
-    /// It does not. Records that find no room in the queue are dropped.
+    /// Answers do not wait. Records that find no room in the queue are dropped.
     Batch,
-    /// It does. Without its record a request is refused.
+    /// Answers wait. Without its record a request is refused.
     BlockingStrict,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Given {
     pub(super) server_name: Option<String>,
 }
 
-/// The other kubefan; `None` without `--upstream`.
+/// Returns the other kubefan; `None` without `--upstream`.
 pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError> {
     let Given { upstream, ca_file, token_file, certificate_file, key_file, server_name } = given;
     let address = upstream.as_deref().filter(|upstream| is_address(upstream));

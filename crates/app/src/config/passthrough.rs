@@ -23,8 +23,8 @@ section! {
     /// Requests forwarded at a time, watches included; more are asked to retry (429). Raise it if
     /// requests are refused and the apiserver can take more of them.
     limits.passthrough_max("COUNT"): usize = 1000 => requests_max: usize, at_least(1);
-    /// Such requests of one identity at a time: a credential, or an address where there is none.
-    /// Set it if one program sends too many requests that the caches do not answer.
+    /// Forwarded requests of one identity at a time: a credential, or an address where there is
+    /// none. Set it if one program sends too many requests that the caches do not answer.
     /// [default: no limit]
     limits.passthrough_max_per_identity("COUNT"): usize
         => requests_max_per_identity: Option<usize>, optional(at_least(1));

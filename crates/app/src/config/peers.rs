@@ -159,8 +159,7 @@ section! {
     /// evening out takes too long, lower it if moves disturb clients.
     tuning.rebalance_percent("PERCENT"): u32 = REBALANCE_PERCENT => rebalance_percent: u32, percent;
     /// The longest that copying a cache at the start may take, its check included; after that,
-    /// kubefan
-    /// lists. Lengthen it if copies of a large cluster do not end in time.
+    /// kubefan lists. Lengthen it if copies of a large cluster do not end in time.
     // Within the patience of a rollout; the pods of a large cluster take some seconds.
     tuning.peer_timeout("DURATION"): Duration = Duration::from_secs(30) => timeout: time::Duration, wait;
 }

@@ -55,15 +55,15 @@ impl ConfigFile {
         Self { path, flags }
     }
 
-    /// Its path.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its content. Blocks meanwhile.
+    /// Reads the content of the file. Blocks meanwhile.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// If the file cannot be read.
     pub fn content(&self) -> Result<String, ConfigError> {
         file::content(&self.path)
     }

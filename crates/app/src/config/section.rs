@@ -43,15 +43,15 @@ pub(super) trait Section: Sized {
 pub(super) struct FileKey {
     /// The map that it is in: `limits` or `tuning`.
     pub place: &'static str,
-    /// Its name in that map.
+    /// Name of the key in that map.
     pub name: &'static str,
-    /// Both, such as `limits.readsMax`.
+    /// Map and name, such as `limits.readsMax`.
     pub path: &'static str,
     /// The kind of its value, such as `COUNT`.
     pub value: &'static str,
     /// The type of its value in Rust.
     pub given: &'static str,
-    /// Its documentation.
+    /// Documentation of the key.
     pub help: &'static str,
 }
 
@@ -62,7 +62,7 @@ pub struct SecondVariable {
     pub field: &'static str,
     /// The name that help shows.
     pub first: &'static str,
-    /// The other name.
+    /// The second name of the variable.
     pub second: &'static str,
     /// Whether other programs read it under that name. Then kubefan's own name comes first, and
     /// nothing is refused because of the other.

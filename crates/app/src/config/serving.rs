@@ -114,7 +114,7 @@ section! {
     /// more are asked to retry later (over HTTP 429). Raise it, with memory, if subscribers are
     /// refused; lower it to keep a small replica from being crowded.
     limits.subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
-    /// Such watches and streams of one identity at a time: a pod by its token, another user, or an
+    /// Watches and streams of one identity at a time: a pod by its token, another user, or an
     /// address where the user is not known. Set it if one program opens more watches than it needs.
     /// [default: no limit]
     limits.subscribers_max_per_identity("COUNT"): usize
@@ -133,7 +133,7 @@ section! {
     /// bursts of lists take too much CPU or memory; raise it if they are refused although both are
     /// idle.
     limits.reads_max("COUNT"): usize = 5_000 => reads_max: usize, at_least(1);
-    /// Such reads of one identity at a time. Set it if one program lists again and again.
+    /// Reads of one identity at a time. Set it if one program lists again and again.
     /// [default: no limit]
     limits.reads_max_per_identity("COUNT"): usize => reads_max_per_identity: Option<usize>, optional(at_least(1));
     /// Terms of a label selector and a field selector together; a request with more is refused, or

@@ -19,7 +19,7 @@ pub fn text_of(settings: &[&str]) -> String {
     format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{}", entries(settings))
 }
 
-/// The same without the header, for a file without these maps.
+/// The settings as a configuration file without its header, for a file without these maps.
 pub fn entries(settings: &[&str]) -> String {
     let mut text = String::new();
     for place in PLACES {

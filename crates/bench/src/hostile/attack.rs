@@ -6,7 +6,7 @@ use super::context::Context;
 
 /// An attack.
 pub struct Attack {
-    /// Its name on the command line and in reports.
+    /// Name of the attack on the command line and in reports.
     pub name: &'static str,
     /// Flags of kubefan that it needs.
     pub(crate) flags: &'static [&'static str],

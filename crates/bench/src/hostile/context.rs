@@ -35,7 +35,7 @@ const NOT_CONNECTED: &str = "not connected";
 pub(crate) struct Context {
     /// The data port of the server.
     pub(super) target: SocketAddr,
-    /// Its admin port.
+    /// The admin port of the server.
     pub(super) admin: SocketAddr,
     /// A version that the server can resume from.
     pub(super) version: u64,

@@ -28,7 +28,7 @@ pub struct ListMeta {
 
 /// The resource that a list is of.
 pub struct ListedResource<'a> {
-    /// Its full name.
+    /// Full name of the resource.
     pub gvr: &'a GroupVersionResource,
     /// The kind of its objects.
     pub kind: &'a str,

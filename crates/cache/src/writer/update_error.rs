@@ -14,7 +14,7 @@ pub enum UpdateError {
     OutOfOrder {
         /// The object.
         key: ObjectKey,
-        /// Its version.
+        /// Version of the event.
         version: ResourceVersion,
         /// The version reached before.
         reached: ResourceVersion,

@@ -73,11 +73,11 @@ pub(super) fn hash(text: &str) -> u64 {
 /// State of the server, as an error shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It cannot be reached.
+    /// The server cannot be reached.
     Gone,
-    /// It is reachable, and asks to try again later.
+    /// The server is reachable, and asks to try again later.
     Refused,
-    /// It gave its answer. A retry of the same request would bring the same.
+    /// The server gave its answer. A retry of the same request would bring the same.
     Answered,
 }
 

@@ -49,7 +49,7 @@ const IN_CLUSTER_CA_FILE: &str = "/etc/kubefan/ca.crt";
 pub struct ClientCertificate {
     /// The certificate, with those between it and the CA.
     pub certificate_file: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key_file: PathBuf,
 }
 

@@ -155,7 +155,7 @@ fn stop<E: serde::de::Error>() -> E {
 pub(super) struct Page {
     pub(super) resource_version: String,
     pub(super) continue_token: String,
-    /// Each item's JSON, with its kind.
+    /// JSON of each item, with its kind.
     pub(super) items: Vec<Bytes>,
 }
 

@@ -62,7 +62,7 @@ enum Merged<K> {
     Into(Notification<K>),
     /// The two cancel each other: the handler never hears of the object.
     Cancelled,
-    /// Both are needed.
+    /// Both calls are needed.
     Separate(Notification<K>),
 }
 

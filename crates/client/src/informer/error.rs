@@ -5,10 +5,10 @@ use std::time::Duration;
 /// The reason why a call of an informer fails.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InformerError {
-    /// It was started before. An informer runs once, as client-go's.
+    /// The informer was started before. An informer runs once, as client-go's.
     #[error("the informer was started already; an informer runs once")]
     AlreadyStarted,
-    /// It has stopped, and stays stopped.
+    /// The informer has stopped, and stays stopped.
     #[error("the informer has stopped")]
     Stopped,
     /// The handler gets no more calls.
@@ -44,7 +44,7 @@ pub enum HandlerEnd {
     /// A call panicked, with this message.
     #[error("it panicked: {0}")]
     Panicked(String),
-    /// It was this many calls behind
+    /// The handler was this many calls behind
     /// ([`Backlog::StopWithReport`](super::Backlog::StopWithReport)).
     #[error("it was {0} calls behind, its limit")]
     Overflowed(usize),

@@ -194,7 +194,7 @@ impl<K: Decode> SharedInformer<K> {
     /// Like [`Self::add_event_handler`], with a resync period and a limit of the handler's own.
     ///
     /// # Errors
-    /// Those of [`Self::add_event_handler`].
+    /// As [`Self::add_event_handler`].
     pub fn add_event_handler_with_options(
         &self,
         handler: impl EventHandler<K>,

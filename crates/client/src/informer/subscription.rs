@@ -77,7 +77,7 @@ impl<K: Decode> SharedInformer<K> {
     /// list, then each change. A slow reader is a slow handler: see the backlog in `options`.
     ///
     /// # Errors
-    /// Those of [`Self::add_event_handler`].
+    /// As [`Self::add_event_handler`].
     pub fn subscribe(&self, options: HandlerOptions) -> Result<Subscription<K>, InformerError> {
         // The handler's backlog has the limit. This queue only hands calls over.
         let (sender, calls) = mpsc::channel(1);

@@ -30,7 +30,7 @@ pub struct DeltaFifo<K> {
 }
 
 struct Keyed<K> {
-    /// Each key in `order` has at least one delta here, and no other key is here.
+    /// Deltas by key. Each key in `order` has at least one, and no other key is here.
     deltas: HashMap<ObjectKey, Vec<Delta<K>>>,
     order: VecDeque<ObjectKey>,
 }

@@ -20,7 +20,7 @@ pub enum ReflectorError {
     Undecodable {
         /// The object.
         key: ObjectKey,
-        /// Its version.
+        /// Version of the object.
         resource_version: String,
         /// The decoder's or the transform's reason.
         message: String,

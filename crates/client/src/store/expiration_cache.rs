@@ -75,7 +75,7 @@ impl<K> ExpirationCache<K> {
         entries.values().map(|entry| entry.object.clone()).collect()
     }
 
-    /// All keys, in order, also those of expired objects that were not read since.
+    /// All keys, in order, with those of expired objects that were not read since.
     pub fn keys(&self) -> Vec<ObjectKey> {
         self.lock().keys().cloned().collect()
     }

@@ -17,7 +17,7 @@ pub(crate) struct Recorder {
     /// Set if each line shows the content of the store.
     store: Option<Indexer<Value>>,
     panics_at: String,
-    /// Each call waits until this is true.
+    /// Turns true when calls may continue.
     released: watch::Receiver<bool>,
 }
 

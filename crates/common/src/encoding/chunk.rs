@@ -30,13 +30,13 @@ const SHORT_EVENTS_MAX: usize = 1024;
 /// The reason why a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// It cannot be decompressed, or its content is corrupt.
+    /// The chunk cannot be decompressed, or its content is corrupt.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// Its content is not a sequence of events.
+    /// The content of the chunk is not a sequence of events.
     #[error("snapshot chunk: {0}")]
     Content(#[from] prost::DecodeError),
-    /// Its events are shorter than events can be.
+    /// The events of the chunk are shorter than events can be.
     #[error("snapshot chunk: more than {events_max} events in {content_bytes} bytes")]
     TooManyEvents {
         /// The most events that content of this size may have.

@@ -64,7 +64,7 @@ pub enum DeltaError {
         /// The CRC-32 of the bytes that the client has.
         actual: u32,
     },
-    /// It cannot be decompressed, or its content is corrupt.
+    /// The delta cannot be decompressed, or its content is corrupt.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }

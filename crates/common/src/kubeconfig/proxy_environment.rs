@@ -30,7 +30,7 @@ impl ProxyEnvironment {
         Self::of(|name| env::var(name).ok())
     }
 
-    /// The same with these variables.
+    /// Reads the proxies from these variables.
     pub fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let first = |names: [&str; 2]| names.into_iter().find_map(|name| variable(name).filter(|it| !it.is_empty()));
         Self {

@@ -22,7 +22,7 @@ macro_rules! bugs {
             /// The bugs that do harm in ordinary operation under faults, even on a single thread.
             pub const ALL: &[Self] = &[$(Self::$bug,)+ $(Self::$patch_bug,)+];
 
-            /// Those of them that exist only if the patches of `tests/simulation/planted` have been
+            /// Bugs that exist only if the patches of `tests/simulation/planted` have been
             /// applied.
             pub const IN_PATCHES: &[Self] = &[$(Self::$patch_bug,)+];
 

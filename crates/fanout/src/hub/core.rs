@@ -66,8 +66,8 @@ pub(crate) struct HubState {
     /// The highest version of this history at which readers received a proved state ahead of the
     /// cache.
     pub(super) served_ahead: Option<ResourceVersion>,
-    /// The same, at the time when the last list began. A proof during a list may be newer than the
-    /// list.
+    /// The value of `served_ahead` when the last list began. A proof during a list may be newer
+    /// than the list.
     served_ahead_before_list: Option<ResourceVersion>,
     /// Time of the last subscriber or reader.
     pub(crate) used_at: Instant,

@@ -22,7 +22,7 @@ pub enum Fresh {
     /// The cache, unless it is below this version, which it had reached: a history that starts
     /// meanwhile may go back.
     AtLeast(ResourceVersion),
-    /// This state, until the cache has reached its version.
+    /// The proved state, to serve until the cache has reached its version.
     State(ProvedState),
 }
 

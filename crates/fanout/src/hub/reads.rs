@@ -11,7 +11,7 @@ use crate::views::{log::Cursor, log_run::LogReadError, view::View, view_gap::Vie
 
 /// The reason why a part of history cannot be read.
 pub(crate) enum HistoryError {
-    /// It is no longer retained.
+    /// The part is no longer retained.
     Expired(Expired),
     /// The view has ended.
     Ended(StreamEnd),

@@ -22,7 +22,7 @@ pub struct HubStatus {
     pub oldest: Option<ResourceVersion>,
     /// Objects held.
     pub objects: usize,
-    /// Their JSON bytes.
+    /// JSON bytes of the objects.
     pub object_bytes: usize,
     /// Time since which it serves.
     pub synced_since: Option<SystemTime>,

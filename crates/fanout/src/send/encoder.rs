@@ -47,11 +47,12 @@ const RECENT_EVENTS_MAX: usize = 128;
 /// The delta bases that a client has: the objects whose bytes it still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaBases {
-    /// All: it was sent a snapshot, or retained every object that it was sent before.
+    /// All objects: the client was sent a snapshot, or retained every object that it was sent
+    /// before.
     All,
     /// The objects that have changed since this version, with which the client returned.
     ChangedSince(ResourceVersion),
-    /// None of them.
+    /// No objects.
     None,
 }
 

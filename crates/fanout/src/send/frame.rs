@@ -304,7 +304,7 @@ pub struct FrameWriter<'a> {
     heads: BytesMut,
     /// Bodies that are referenced, with their offsets in the heads.
     bodies: Vec<(usize, Bytes)>,
-    /// Their bytes.
+    /// Bytes of these bodies.
     body_bytes: usize,
     messages: usize,
 }

@@ -65,7 +65,7 @@ pub(super) struct BacklogBatch {
     pub(super) frames: FrameBuf,
     /// The version to resume from once they are received; `None` if it stays the one before.
     pub(super) resume: Option<ResourceVersion>,
-    /// This part has no more.
+    /// Whether this part has no more messages.
     pub(super) is_complete: bool,
     /// A slice of the work is done: other tasks should run before the next one.
     pub(super) yields: bool,

@@ -15,8 +15,8 @@ pub enum Start {
     Snapshot,
     /// After this version.
     Resume(ResourceVersion),
-    /// The same, for a client that retained the bytes of every object it was sent: it can read
-    /// deltas from the start.
+    /// After this version, for a client that retained the bytes of every object it was sent: it can
+    /// read deltas from the start.
     ResumeWithObjects(ResourceVersion),
     /// Behind what the cache has of this version, as the apiserver starts a watch: versions over
     /// HTTP do not say how many events of one were sent, so what comes later is sent. If the cache
@@ -28,7 +28,7 @@ pub enum Start {
 /// Everything that a subscriber asks for.
 #[derive(Debug, Clone)]
 pub struct SubscribeOptions {
-    /// Its start.
+    /// Start of the subscription.
     pub start: Start,
     /// Reaction if it falls behind.
     pub on_lag: OnLag,

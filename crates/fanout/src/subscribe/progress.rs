@@ -66,11 +66,11 @@ pub struct Observer {
 /// A subscription at one moment.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Its resource.
+    /// Resource of the subscription.
     pub resource: ResolvedResource,
-    /// Its selection.
+    /// Selection of the subscription.
     pub selection: Selection,
-    /// Its format.
+    /// Format of the subscription.
     pub format: Format,
     /// The last version to resume from that was sent.
     pub version: Option<ResourceVersion>,

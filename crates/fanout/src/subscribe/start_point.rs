@@ -45,7 +45,7 @@ pub(super) struct StartPoint {
 
 /// The part of a subscription that is sent first.
 pub(super) enum First {
-    /// Nothing: it waits until the cache has passed this version.
+    /// Nothing: the subscription waits until the cache has passed this version.
     Nothing(ResourceVersion),
     /// A proved state that the cache has not reached, in place of a snapshot of the cache. Only
     /// events after its version follow.
@@ -81,9 +81,9 @@ pub(super) struct Lagging {
     pub(super) sent: Option<ResourceVersion>,
     /// The error of the log.
     pub(super) expired: Expired,
-    /// Its choice if it lags.
+    /// Reaction if the subscription lags.
     pub(super) on_lag: OnLag,
-    /// Its choice if its version is no longer retained.
+    /// Reaction if the version of the subscription is no longer retained.
     pub(super) on_expired: OnExpired,
     /// The holder that a new permit counts to.
     pub(super) holder: Option<Holder>,

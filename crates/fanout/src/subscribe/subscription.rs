@@ -41,7 +41,7 @@ const BATCH_BYTES_MAX: usize = 64 << 10;
 pub struct Subscription {
     hub: Arc<Hub>,
     view: Arc<View>,
-    /// Its place among the wakers of the view.
+    /// Index of the waker among those of the view.
     waker_id: usize,
     waker: Arc<StreamWaker>,
     cursor: Cursor,
@@ -60,7 +60,7 @@ pub struct Subscription {
     permit: Option<Arc<GatePermit>>,
     /// The last version to resume from that was sent.
     resume: Option<ResourceVersion>,
-    /// Its place, for observers; `way` is the way of its start.
+    /// Position of the subscription, for observers; `way` is the way of its start.
     progress: Arc<Progress>,
     way: Option<Resume>,
     /// Something was sent.
@@ -73,7 +73,7 @@ pub struct Subscription {
     inside_gap: bool,
     on_lag: OnLag,
     on_expired: OnExpired,
-    /// Its end; `None` if its subscriber dropped it.
+    /// End of the subscription; `None` if its subscriber dropped it.
     end: Option<StreamEnd>,
 }
 

@@ -102,7 +102,7 @@ fn each_event_comes_once() {
     each_event_of_a_selection_comes_once("");
 }
 
-/// The same with a selection that is tested outside of the critical section.
+/// The selection is tested outside of the critical section.
 fn each_deferred_event_comes_once() {
     each_event_of_a_selection_comes_once("app,!a,!b,!c,!d,!e,!f,!g,!h");
 }

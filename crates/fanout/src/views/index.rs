@@ -192,7 +192,7 @@ impl SelectorIndex {
         }
     }
 
-    /// Its memory, in bytes, beyond the memory of the views themselves.
+    /// Memory of the index, in bytes, beyond the memory of the views themselves.
     pub fn bytes(&self) -> usize {
         let labels = self.labels.values().map(ValueTable::bytes).sum::<usize>();
         let fields = self.fields.values().map(|of_field| of_field.values.bytes()).sum::<usize>();

@@ -74,9 +74,9 @@ impl LogItem {
 pub struct Replayed {
     /// Names the history.
     pub epoch: u64,
-    /// They start after this version.
+    /// Version after which the items start.
     pub after: ResourceVersion,
-    /// They are complete up to this version.
+    /// Version up to which the items are complete.
     pub up_to: ResourceVersion,
     /// In order.
     pub items: Vec<LogItem>,
@@ -163,7 +163,7 @@ pub struct Behind {
     /// Time that the first of them has waited; `None` if there is none, or if it was read from
     /// history.
     pub time: Option<Duration>,
-    /// Some of them are no longer retained: the subscription continues with a catch-up or a
+    /// Some events are no longer retained: the subscription continues with a catch-up or a
     /// snapshot, or ends.
     pub is_expired: bool,
 }
@@ -207,7 +207,7 @@ impl ViewLog {
         }
     }
 
-    /// Its bytes, and the tenant that they are charged to.
+    /// Bytes of the log, and the tenant that they are charged to.
     pub fn bytes_mut(&mut self) -> &mut LogBytes {
         &mut self.bytes
     }

@@ -12,7 +12,7 @@ use crate::send::log_entry::LogEntry;
 pub enum LogRun {
     /// Nothing yet; the waker is armed.
     Empty,
-    /// Nothing up to this place that concerns the view.
+    /// Nothing up to this cursor that concerns the view.
     Passed(Cursor),
     /// A segment that several subscribers take.
     Shared(Arc<Segment>),

@@ -40,7 +40,8 @@ pub struct Segment {
     entries: Vec<LogEntry>,
     estimate_bytes: usize,
     content: OnceLock<Content>,
-    /// The same without deltas, for streams that cannot read all of them; made when one takes it.
+    /// The content without deltas, for streams that cannot read all of them; made when one takes
+    /// it.
     without_deltas: OnceLock<Content>,
 }
 
@@ -102,8 +103,8 @@ impl Segment {
         Self { first, end, entries, estimate_bytes, content, without_deltas }
     }
 
-    /// Its memory, in bytes. Segments without entries count too: there are thousands of them in a
-    /// large gap if the view sees little of it.
+    /// Memory of the segment, in bytes. Segments without entries count too: there are thousands of
+    /// them in a large gap if the view sees little of it.
     fn cost_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
     }

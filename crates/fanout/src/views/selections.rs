@@ -53,8 +53,8 @@ impl Selections {
         Self { shares: FairPool::new(budget.bytes_max()), budget, known: Mutex::default() }
     }
 
-    /// The one selection that equals this one, which `holder` wants to read. `None` is kubefan
-    /// itself.
+    /// Returns the one selection that equals this one, which `holder` wants to read. `None` is
+    /// kubefan itself.
     ///
     /// # Errors
     /// [`Refusal::Exhausted`] if there is none yet, and no room for it or no share of the holder's.

@@ -52,9 +52,9 @@ pub struct SharedSnapshot {
 
 /// A shared snapshot, for one subscriber.
 pub enum SharedSnapshotReader {
-    /// Some chunks may still have to be encoded from this state.
+    /// Chunks of which some may still have to be encoded from this state.
     Encoding(Arc<SharedSnapshot>, Arc<SelectedObjects>),
-    /// All chunks are encoded.
+    /// Chunks that are all encoded.
     Encoded(Arc<[Chunk]>),
 }
 
@@ -62,9 +62,9 @@ pub enum SharedSnapshotReader {
 pub enum ChunkFrame {
     /// The message, and how many objects it has.
     Message(Bytes, usize),
-    /// Nothing yet: another slice of the state must be scanned.
+    /// No message yet: another slice of the state must be scanned.
     Later,
-    /// Nothing: the index is after the last chunk.
+    /// The index is after the last chunk.
     End,
 }
 
@@ -164,8 +164,8 @@ impl Chunk {
         self.frame.get()?.as_ref().map(|(frame, _)| frame)
     }
 
-    /// Its message, compressed by the first subscriber that needs it; by each if it cannot be
-    /// retained.
+    /// Message of the chunk, compressed by the first subscriber that needs it; by each if it cannot
+    /// be retained.
     fn frame(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
         let mut made = None;
         let retained = self.frame.get_or_init(|| {

@@ -60,7 +60,7 @@ impl ValueTable {
         self.values.is_empty()
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the table, in bytes.
     pub fn bytes(&self) -> usize {
         let lists = self.many.iter().map(|(_, places)| places.capacity() * size_of::<ValueId>()).sum::<usize>();
         self.values.allocation_size() + self.many.capacity() * size_of::<Vec<ValueId>>() + lists

@@ -68,9 +68,9 @@ pub struct View {
     encoder: Arc<Encoder>,
     state: Mutex<ViewState>,
     wakers: Mutex<Slab<Arc<StreamWaker>>>,
-    /// Its id among the views of its hub, set when it is added to them.
+    /// Id of the view among those of its hub, set when it is added to them.
     pub(super) id: OnceLock<ViewId>,
-    /// Its part of the budget of selectors.
+    /// Share of the view in the budget of selectors.
     _memory: ViewMemory,
 }
 
@@ -81,7 +81,7 @@ struct ViewState {
     snapshot: Option<Arc<SharedSnapshot>>,
     /// Set once: no more entries will come, and why.
     end: Option<StreamEnd>,
-    /// It is among the views that still have events to test.
+    /// Whether the view is among those that still have events to test.
     is_queued: bool,
     subscribers: usize,
     /// Subscribers that have taken everything.
@@ -106,7 +106,7 @@ pub fn comparison_cost(entries: usize, messages: usize) -> usize {
 
 /// The memory of a view in the budget of selectors, given back when it is dropped.
 pub struct ViewMemory {
-    /// Its bytes.
+    /// Bytes of the view.
     pub(super) _bytes: Share,
     /// The part that counts to the holder that asked for the view.
     pub(super) _of_holder: Option<FairPermit>,

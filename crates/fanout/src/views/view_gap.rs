@@ -27,7 +27,7 @@ pub struct ViewGap {
 enum Crossing {
     /// Not at all: it would miss something.
     Ends,
-    /// It misses nothing: the gap has no object of the view, except in this exact event.
+    /// The view misses nothing: the gap has no object of the view, except in this exact event.
     Passes(Option<LogEntry>),
 }
 

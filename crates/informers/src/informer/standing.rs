@@ -25,7 +25,7 @@ use tokio::time::Instant;
 /// The standing of an informer between two steps of its reflector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Nothing was requested yet. With `asks_peers`, a peer is asked for its state first.
+    /// No request was made yet. With `asks_peers`, a peer is asked for its state first.
     Starting { asks_peers: bool },
     /// The last check of the cluster failed. The next check comes before any request, and
     /// everything received since the last commit is discarded.
@@ -73,7 +73,7 @@ pub(super) struct Answers {
 /// An event that changes where an informer stands.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// It has started: with the state of a peer, or without a state.
+    /// The informer has started: with the state of a peer, or without a state.
     Started,
     /// A list was given a place, also one that was planned beside a watch.
     PlaceGiven(Instant),
@@ -107,9 +107,9 @@ pub(super) enum Event {
 pub(super) enum Discard {
     /// The state at this version. The watch continues from there.
     Resume(ResourceVersion),
-    /// The same, and the list for the schema has to be planned again.
+    /// The state at this version, and the list for the schema has to be planned again.
     ResumeAndReread(ResourceVersion),
-    /// Nothing. A list follows.
+    /// No state. A list follows.
     Relist(RelistReason),
 }
 

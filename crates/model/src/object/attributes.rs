@@ -18,7 +18,7 @@ use super::{
 use crate::ResourceVersion;
 
 impl Object {
-    /// This object reduced to its selectable attributes: key, version, uid, labels and selectable
+    /// Reduces the object to its selectable attributes: key, version, uid, labels and selectable
     /// fields. Returns the object itself if it is reduced already.
     pub fn selectable_attributes(self: &Arc<Self>, parser: &Arc<ObjectParser>) -> Arc<Self> {
         if let Body::Attributes { .. } = self.body {

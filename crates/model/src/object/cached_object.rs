@@ -111,7 +111,7 @@ impl Object {
         bytes.into()
     }
 
-    /// This object packed. Returns the object itself if it is packed already or packing saves
+    /// Packs the object. Returns the object itself if it is packed already or packing saves
     /// nothing.
     pub fn packed(self: &Arc<Self>, packer: &Arc<Packer>) -> Arc<Self> {
         let Body::Plain { bytes, .. } = &self.body else { return self.clone() };

@@ -78,7 +78,7 @@ impl ObjectParser {
         (&self.kind, &self.api_version)
     }
 
-    /// This parser for objects with this `kind` and `apiVersion`.
+    /// Sets the `kind` and `apiVersion` of the objects.
     pub fn of(self, kind: &str, api_version: &str) -> Self {
         Self { kind: kind.to_owned(), api_version: api_version.to_owned(), ..self }
     }

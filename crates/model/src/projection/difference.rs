@@ -44,7 +44,7 @@ impl Difference {
         Self(part)
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the difference, in bytes.
     pub fn bytes(&self) -> usize {
         size_of::<Self>() + self.0.bytes()
     }

@@ -19,9 +19,9 @@ const VARINT_BYTES_MAX: usize = 10;
 /// One field of a message, undecoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Its field number.
+    /// Number of the field.
     pub number: u32,
-    /// Its value.
+    /// Value of the field.
     pub value: Value<'a>,
     /// The whole field: key, length and value.
     pub bytes: &'a [u8],

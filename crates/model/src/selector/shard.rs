@@ -87,7 +87,7 @@ impl ShardSelector {
         Ok(Self { field, ranges: ranges.into_iter().map(|(_, range)| range).collect() })
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the selector, in bytes.
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.ranges)
     }
@@ -140,7 +140,7 @@ impl Shards {
         after > 0 && hash < self.ranges[after - 1].1
     }
 
-    /// Its memory, in bytes.
+    /// Memory of the shards, in bytes.
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.ranges)
     }

@@ -26,7 +26,7 @@ pub enum HostPattern {
     Any,
     /// The names that end with this, which starts with a dot.
     Below(String),
-    /// This name.
+    /// Exactly this name.
     Name(String),
 }
 

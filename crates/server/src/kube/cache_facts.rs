@@ -47,9 +47,9 @@ pub enum NotAllowed {
 /// The reason why a cache is not known to be as fresh as a read demands.
 #[derive(Debug, Clone)]
 pub enum NotFresh {
-    /// Nothing proved that it is not older than the read.
+    /// Nothing proved that the cache is not older than the read.
     NotProved(Refusal),
-    /// It is below the version that the read names.
+    /// The cache is below the version that the read names.
     NotReached(NotReached),
 }
 
@@ -74,7 +74,7 @@ pub struct FormatFacts {
 /// Facts about a cache that was found.
 #[derive(Debug, Clone)]
 pub struct FoundCacheFacts {
-    /// Its resource.
+    /// Resource of the cache.
     pub gvr: GroupVersionResource,
     /// The encoding of its objects.
     pub media: Media,
@@ -91,7 +91,7 @@ pub struct FoundCacheFacts {
 /// Facts about a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotFacts {
-    /// Its version; `None` if the snapshot of a later page is not retained.
+    /// Version of the snapshot; `None` if the snapshot of a later page is not retained.
     pub version: Option<ResourceVersion>,
     /// Whether it has the object that a get names.
     pub has_object: bool,

@@ -15,7 +15,7 @@ pub enum Fallback {
     Upstream,
     /// A refusal of kubefan: passthrough is off.
     Off,
-    /// The same, because upstream might ignore a part of the request.
+    /// A refusal of kubefan, because upstream might ignore a part of the request.
     Misread(CacheOnly),
 }
 

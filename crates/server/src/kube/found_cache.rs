@@ -18,7 +18,7 @@ pub struct FoundCache {
 pub struct Snapshot {
     /// The objects.
     pub store: Store,
-    /// Their version.
+    /// Version of the objects.
     pub version: ResourceVersion,
     /// The permit to pin them while a list is sent.
     pub permit: Option<GatePermit>,

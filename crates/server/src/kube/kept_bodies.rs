@@ -23,7 +23,7 @@ pub(super) struct KeptBodies(Arc<FairPool>);
 pub(super) struct Kept {
     /// The bytes; 0 if there is no room.
     pub(super) bytes_max: usize,
-    /// Their places.
+    /// Permits for these bytes.
     pub(super) place: Option<FairPermit>,
 }
 

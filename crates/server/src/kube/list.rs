@@ -42,7 +42,7 @@ pub struct ListParts {
     pub read: Authorized<Read>,
     /// The cache.
     pub found: FoundCache,
-    /// Its snapshot.
+    /// The snapshot of the cache.
     pub snapshot: Snapshot,
     /// The place of the list among all reads.
     pub place: FairPermit,

@@ -21,7 +21,7 @@ use super::{query::Query, status::Failure};
 pub enum Form {
     /// Whole objects.
     Whole(Media),
-    /// Their metadata, as PartialObjectMetadata.
+    /// Metadata of the objects, as PartialObjectMetadata.
     Partial(Media),
     /// Rows of a Table, in JSON.
     Table,

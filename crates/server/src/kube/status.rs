@@ -67,7 +67,7 @@ struct ListMeta {
 pub struct Refused {
     /// The reason of the `Status`.
     pub reason: &'static str,
-    /// Its message.
+    /// Message of the refusal.
     pub message: String,
 }
 

@@ -52,13 +52,13 @@ pub struct WatchParts {
     pub read: Authorized<Read>,
     /// The cache.
     pub served: Served,
-    /// Its place in the cache.
+    /// Position of the watch in the cache.
     pub subscription: Subscription,
-    /// Its place among all streams.
+    /// Permit of the watch among all streams.
     pub place: FairPermit,
     /// The client.
     pub sender: RequestOrigin,
-    /// Its stream.
+    /// Stream of the watch.
     pub stream: WatchStream,
 }
 

@@ -71,7 +71,7 @@ impl OneCache {
         self.list_objects(version, &[]);
     }
 
-    /// The same, with these objects as JSON.
+    /// Lists these objects as JSON at `version`, which starts a history of its own.
     pub(crate) fn list_objects(&self, version: u64, objects: &[&str]) {
         let version = ResourceVersion::new(version).unwrap();
         let mut writer = CacheWriter::default();

@@ -17,7 +17,7 @@ use super::rebalance_check::{Counts, Round, Verdict};
 
 /// A replica moves watches if it has more than its share times this.
 const BEGINS_ABOVE_SHARE: f64 = 1.1;
-/// It continues until it has less than its share times this.
+/// A replica that moves watches continues until it has less than its share times this.
 const ENDS_BELOW_SHARE: f64 = 1.03;
 /// The fewest watches above the share that are worth a move.
 const EXCESS_MIN: f64 = 2.0;
@@ -54,13 +54,13 @@ pub(super) struct Decision {
 /// A change of a replica's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It begins to move watches.
+    /// The replica begins to move watches.
     Begins,
-    /// It is close to its share.
+    /// The replica is close to its share.
     Ends,
-    /// Its moves had no effect; it pauses for this long.
+    /// The moves had no effect; the replica pauses for this long.
     Pauses(Duration),
-    /// It may not move any now.
+    /// The replica may not move any watch now.
     Holds,
 }
 

@@ -20,7 +20,7 @@ const EFFECT_MIN: f64 = 0.1;
 /// The watches of all replicas that take new ones, at one time.
 #[derive(Debug)]
 pub(super) struct Counts {
-    /// Those of this replica.
+    /// Watches of this replica.
     pub(super) own: f64,
     others: Vec<f64>,
 }
@@ -86,9 +86,9 @@ pub(super) struct Round {
 pub(super) enum Verdict {
     /// Too few to tell an effect from chance.
     Open,
-    /// They help.
+    /// The moves help.
     Effect,
-    /// They do not: clients come back here.
+    /// The moves do not help: clients come back here.
     NoEffect,
 }
 

@@ -27,20 +27,20 @@ const SELECTOR_BYTES_MAX: usize = 1 << 10;
 pub struct ListOptions {
     /// The order.
     pub sort: SortBy,
-    /// Their maximum number.
+    /// Maximum number of subscribers.
     pub limit: usize,
 }
 
 /// The order of a list.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SortBy {
-    /// Those that are furthest behind: without retained events first, then by the time that the
-    /// first event has waited, then by events.
+    /// The furthest behind first: without retained events before all others, then by the time that
+    /// the first event has waited, then by events.
     #[default]
     Lag,
-    /// Those that were sent the most bytes.
+    /// The most bytes sent first.
     Bytes,
-    /// The oldest.
+    /// The oldest first.
     Age,
     /// By the name of their users.
     Identity,
@@ -50,7 +50,7 @@ pub enum SortBy {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListedSubscribers {
-    /// All watches, also those that are not listed.
+    /// Number of all watches, also those that are not listed.
     pub total: usize,
     /// The first of them.
     pub subscribers: Vec<ListedSubscriber>,
@@ -66,11 +66,11 @@ pub struct ListedSubscriber {
     pub identity: String,
     /// The client's name for itself.
     pub user_agent: String,
-    /// The other end of its connection, or `unix`. Behind a trusted proxy, the client's address.
+    /// Address of the client, or `unix`. Behind a trusted proxy, the one that the proxy names.
     pub address: String,
     /// The resource, like `deployments.apps`.
     pub resource: String,
-    /// Its version in the API.
+    /// Version of the resource in the API.
     pub api_version: String,
     /// The namespace; empty for all.
     pub namespace: String,
@@ -98,9 +98,9 @@ pub struct ListedSubscriber {
     pub is_expired: bool,
     /// Bytes of messages that were handed to its connection.
     pub bytes_sent: u64,
-    /// Its start: `snapshot`, or the way of its resume.
+    /// Start of the watch: `snapshot`, or the way of its resume.
     pub started: &'static str,
-    /// Its age.
+    /// Age of the watch.
     pub age_seconds: f64,
 }
 

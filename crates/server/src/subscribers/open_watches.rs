@@ -127,7 +127,7 @@ impl Subscribers {
 }
 
 impl Known {
-    /// The one text that equals this one.
+    /// Returns the one text that equals this one.
     fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
             return known.clone();

@@ -48,7 +48,7 @@ pub struct EndingOptions {
 pub enum EndReason {
     /// kubefan is shutting down.
     Draining,
-    /// It has reached its greatest age.
+    /// The connection has reached its greatest age.
     Age,
     /// Other replicas have fewer watches.
     Rebalanced,

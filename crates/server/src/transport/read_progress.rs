@@ -18,7 +18,7 @@ pub struct ReadProgress {
     bytes: usize,
     /// Time waited for the client in the current window, finished waits only.
     waited: Duration,
-    /// The same of the whole response.
+    /// Bytes read of the whole response.
     all_bytes: usize,
     all_waited: Duration,
     /// Start of the current wait, if the server is waiting.

@@ -17,7 +17,7 @@ use crate::client_info::ClientInfo;
 /// Performs the handshake. A client that speaks plaintext gets an explanation.
 ///
 /// # Errors
-/// It failed, or the client does not speak TLS.
+/// If the handshake fails, or the client does not speak TLS.
 pub async fn accept<T: Io>(io: T, tls: TlsAcceptor) -> io::Result<TlsStream<Rewound<T>>> {
     let (is_http2, io) = preface::detect(io).await?;
     if mismatch::is_plaintext(io.first()) {

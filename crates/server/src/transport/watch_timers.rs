@@ -40,7 +40,7 @@ pub struct WatchTimers {
 /// The timer that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing yet.
+    /// No timer is due.
     Nothing,
     /// Send a bookmark, if the subscription has one.
     Bookmark,

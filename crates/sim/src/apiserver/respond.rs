@@ -90,7 +90,7 @@ pub(super) fn takes_gzip(request: &Parts) -> bool {
     accepted.and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains("gzip"))
 }
 
-/// The same response, as protobuf.
+/// The response as protobuf.
 pub(super) fn as_protobuf(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(PROTOBUF_WATCH));
     response

@@ -67,9 +67,9 @@ pub enum ConnectionEnd {
     Keepalive,
     /// kubefan is shutting down.
     Draining,
-    /// It reached its greatest age (`limits.connectionAgeMax`).
+    /// The connection reached its greatest age (`limits.connectionAgeMax`).
     Age,
-    /// Its streams moved to replicas that have fewer (`--rebalance`).
+    /// The streams of the connection moved to replicas that have fewer (`--rebalance`).
     Rebalanced,
     /// The limit on connections was reached (`limits.connectionsMax`).
     Refused,
@@ -141,11 +141,11 @@ impl Resume {
 /// Outcome for a subscription that fell behind the retained events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lag {
-    /// It continued with a catch-up.
+    /// The subscription continued with a catch-up.
     CatchUp,
-    /// It restarted with a snapshot.
+    /// The subscription restarted with a snapshot.
     Restart,
-    /// It ended.
+    /// The subscription ended.
     Expired,
 }
 
@@ -195,7 +195,7 @@ pub enum WarmStart {
     Failed,
     /// Upstream did not confirm the received data.
     Unconfirmed,
-    /// It took too long.
+    /// The warm start took too long.
     Timeout,
 }
 
@@ -249,7 +249,7 @@ pub enum Proof {
     Held,
     /// The cache's own watch brought it to the cluster's version.
     CaughtUp,
-    /// Its objects are those of a list at the cluster's version.
+    /// The objects of the cache are those of a list at the cluster's version.
     Equal,
     /// A bookmark moved it to the cluster's version.
     Bookmark,

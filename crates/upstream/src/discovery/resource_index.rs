@@ -11,7 +11,7 @@ use kubefan_model::GroupVersionResource;
 /// A resource in one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceInfo {
-    /// Its full name.
+    /// Full name of the resource.
     pub gvr: GroupVersionResource,
     /// The kind, such as `Pod`.
     pub kind: String,

@@ -13,7 +13,7 @@ use crate::{error::UpstreamError, reflector::ReflectorError};
 /// The most changes of one span. A longer one is read as a snapshot, which the limits of a cache
 /// apply to while it is received.
 const CHANGES_MAX: usize = 1 << 20;
-/// The same for the bytes of their objects.
+/// The most bytes of the objects of one span.
 const BYTES_MAX: usize = 1 << 30;
 
 /// The changes of a marked span so far.

@@ -48,7 +48,7 @@ pub(super) enum ListWatchState {
     Listed { reached: ResourceVersion, doubt: Doubt },
     /// A watch is open, and everything that was `reached` was emitted.
     Watching { watch: OpenWatch, reached: ResourceVersion },
-    /// The same, and the objects are listed again.
+    /// A watch is open, and the objects are listed again.
     Rereading(Reread),
 }
 
@@ -69,12 +69,12 @@ pub(super) enum ListForm {
 /// Whether the cluster may be below the version from which a watch is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// It cannot be.
+    /// The cluster cannot be below the version.
     Never,
-    /// It may be. The cluster's version is queried after the watch was opened.
+    /// The cluster may be below. Its version is queried after the watch was opened.
     AsksAfter,
-    /// The same, and the last query failed, so one comes before the watch too: if it failed again,
-    /// the watch would be opened for nothing.
+    /// The cluster may be below, and the last query failed, so one comes before the watch too: if
+    /// it failed again, the watch would be opened for nothing.
     AsksFirst,
 }
 
@@ -288,15 +288,15 @@ pub(super) struct OpenWatch {
 /// The action of a reflector's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
-    /// It returns an update that was read before.
+    /// The step returns an update that was read before.
     ReturnUpdate,
-    /// It requests a list, or a page of one.
+    /// The step requests a list, or a page of one.
     RequestList,
-    /// It reads from a list that upstream sends.
+    /// The step reads from a list that upstream sends.
     ReadList,
-    /// It opens a watch.
+    /// The step opens a watch.
     OpenWatch,
-    /// It reads from the open watch, and from a list beside it if there is one.
+    /// The step reads from the open watch, and from a list beside it if there is one.
     ReadWatch,
 }
 
@@ -315,7 +315,7 @@ pub enum ReflectorEvent {
         /// there was one. The cache was fresh then.
         proven_at: Option<Instant>,
     },
-    /// Another kubefan's proof: its version was current at `at`, and everything up to it was
+    /// Proof of another kubefan: its version was current at `at`, and everything up to it was
     /// emitted.
     Proved {
         /// Latest time at which it was current.

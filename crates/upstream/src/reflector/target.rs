@@ -7,7 +7,7 @@ use kubefan_model::{GroupVersionResource, Scope};
 pub struct Target {
     /// The resource.
     pub gvr: GroupVersionResource,
-    /// Its kind, which the items of a list do not contain.
+    /// Kind of the objects, which the items of a list do not contain.
     pub kind: String,
     /// Whether its objects have a namespace.
     pub namespaced: bool,

@@ -91,7 +91,7 @@ impl<T, E: Display> Renewed<T, E> {
     /// A client that `make` makes, now and after changes.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// If the first value cannot be made.
     pub(crate) async fn new(
         make: impl Fn() -> BoxFuture<'static, Result<(T, NamedFiles), E>> + Send + Sync + 'static,
     ) -> Result<Self, E> {

@@ -19,7 +19,7 @@ use crate::{error::shorten, transport::renewal::NamedFiles};
 pub struct UpstreamSettings {
     /// Only this file, instead of the files in `$KUBECONFIG` or `~/.kube/config`.
     pub kubeconfig: Option<PathBuf>,
-    /// This context instead of the current one.
+    /// Context to use instead of the current one.
     pub context: Option<String>,
 }
 

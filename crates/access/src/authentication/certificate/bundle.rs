@@ -34,7 +34,7 @@ pub enum BundleError {
         /// The problem.
         message: String,
     },
-    /// It contains no certificate, or none that may sign client certificates.
+    /// The bundle contains no certificate, or none that may sign client certificates.
     #[error("it contains no certificate of a CA (PEM) that may sign client certificates")]
     NoCa,
 }
@@ -44,9 +44,9 @@ pub enum BundleError {
 pub enum Untrusted {
     /// No CA of the bundle has signed it.
     UnknownCa,
-    /// It or a certificate above it is used before or after its time.
+    /// The certificate or one above it is used before or after its time.
     WrongTime,
-    /// It or a certificate above it is not for clients.
+    /// The certificate or one above it is not for clients.
     WrongUsage,
 }
 

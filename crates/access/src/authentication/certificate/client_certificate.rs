@@ -34,11 +34,11 @@ const UNREAD: &str = "kubefan could not read yet which CAs of client certificate
 /// The caller, as a certificate proves it.
 #[derive(Debug, Clone)]
 pub enum CertificateVerdict {
-    /// Its holder.
+    /// The holder of the certificate.
     Known(Arc<KnownCaller>),
-    /// Nothing, and why. Anonymous requests may be sent with it.
+    /// The certificate proves nothing, for this reason. Anonymous requests may be sent with it.
     Nothing(&'static str),
-    /// It must not be used, and why.
+    /// The certificate must not be used, for this reason.
     Refused(&'static str),
     /// The verdict is not known yet, and why.
     Unavailable(&'static str),

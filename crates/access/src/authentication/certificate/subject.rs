@@ -25,9 +25,10 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 /// The reason why a subject names no user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoUser {
-    /// It has no common name. The apiserver then tries other ways to authenticate the request.
+    /// The subject has no common name. The apiserver then tries other ways to authenticate the
+    /// request.
     Nameless,
-    /// It cannot be read, or its uid is no uid. The apiserver refuses such a request.
+    /// The subject cannot be read, or its uid is no uid. The apiserver refuses such a request.
     Unusable,
 }
 
@@ -95,7 +96,7 @@ fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(&byte)
 }
 
-/// Each character has two bytes; there are no pairs of surrogates.
+/// Decodes text with two bytes for each character; there are no pairs of surrogates.
 fn two_byte_text(bytes: &[u8]) -> Option<String> {
     let bytes = bytes.strip_suffix(&[0, 0]).unwrap_or(bytes);
     let (pairs, rest) = bytes.as_chunks::<2>();

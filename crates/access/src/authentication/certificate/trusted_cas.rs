@@ -46,7 +46,7 @@ pub(super) enum Trusted {
     Unread,
     /// No CA.
     None,
-    /// These.
+    /// The CAs of this bundle.
     Bundle(Arc<CaBundle>),
 }
 

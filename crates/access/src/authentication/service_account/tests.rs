@@ -128,7 +128,7 @@ impl World {
         self.check(&self.signer.sign(claims))
     }
 
-    /// The same, with its keys.
+    /// Returns the world after the keys were read.
     async fn ready(self) -> Self {
         assert!(self.check_claims(&claims()).is_none(), "no request waits for the keys");
         settle().await;

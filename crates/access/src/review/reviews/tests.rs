@@ -155,7 +155,7 @@ async fn only_the_first_failure_of_an_outage_is_news() {
     }
 }
 
-/// Neither refuses connections nor answers, as a process that is stopped.
+/// The apiserver neither refuses connections nor answers, as a process that is stopped.
 #[tokio::test(start_paused = true)]
 async fn an_apiserver_that_hangs_delays_known_callers_by_a_second() {
     let world = World::new();

@@ -85,7 +85,7 @@ async fn idle_connections(context: Context) {
         .await;
 }
 
-/// The same on the admin port.
+/// 2,000 connections to the admin port that send nothing.
 async fn idle_admin_connections(mut context: Context) {
     context.target = context.admin;
     idle_connections(context).await;
@@ -101,7 +101,7 @@ async fn header_drip(context: Context) {
         .await;
 }
 
-/// The same on the admin port.
+/// 500 connections to the admin port that send a byte of a header every 200 ms.
 async fn admin_header_drip(mut context: Context) {
     context.target = context.admin;
     header_drip(context).await;

@@ -65,7 +65,7 @@ pub struct WatchOptions {
     pub on_lag: OnLag,
     /// The delays between retries.
     pub backoff: BackoffOptions,
-    /// Their limit while kubefan is not synced, if it is shorter: a user may be waiting.
+    /// Longest delay while kubefan is not synced, if it is shorter: a user may be waiting.
     pub not_synced_delay_max: Option<Duration>,
     /// Report the first connection too, as `WatchItem::Reconnected`: kubefan has accepted the
     /// watch, also if nothing follows for long.

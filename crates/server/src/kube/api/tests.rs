@@ -28,13 +28,13 @@ use crate::{
 enum World {
     /// At version 430, with the pod p in the namespace a. Upstream proves that it is current.
     Current,
-    /// The same, but upstream proves nothing.
+    /// As `Current`, but upstream proves nothing.
     Unproved,
-    /// The same as `Current`, but no cache exists before the request.
+    /// As `Current`, but no cache exists before the request.
     Unheld,
     /// The first list is not complete.
     Syncing,
-    /// The same as `Current`, but all places are taken.
+    /// As `Current`, but all permits are taken.
     Busy,
 }
 use World::*;

@@ -81,7 +81,7 @@ pub struct Connection<T> {
     http2: server::Connection<Coalescer<T>, Payload>,
     flusher: Flusher<T>,
     io_waker: Arc<IoWaker>,
-    /// The same as a `Waker`.
+    /// `io_waker` as a `Waker`.
     waker: Waker,
     timer_waker: Arc<TimerWaker>,
     connection_waker: Arc<ConnectionWaker>,

@@ -48,7 +48,7 @@ pub struct WatchStream {
     timers: WatchTimers,
     /// Whether it waits for the client's window.
     stalled: bool,
-    /// Its client, once the stream has waited for a window.
+    /// Client of the stream, once the stream has waited for a window.
     reader: Option<ObservedReader>,
     /// The time from which it ends because it was asked to, and the reason.
     ending: Option<(Instant, EndReason)>,
