@@ -17,6 +17,6 @@
 // memory.
 //
 // A watch that breaks after its initial state resumes by itself: the reflector notices nothing and
-// lists nothing. Only an expired version, or an error that no retry can mend, reaches the
+// lists nothing. Only an expired version, or an error that no retry can resolve, reaches the
 // reflector.
 package informers

@@ -243,7 +243,7 @@ export class WatchState {
     return this.failed(new Unreachable(text), now);
   }
 
-  /** The call has failed. Throws the error if a retry cannot mend it. */
+  /** The call has failed. Throws the error if a retry cannot resolve it. */
   failed(error: KubefanError, now: number, tokenMayChange = false): WatchItem[] {
     const isOwnLimit = error.reason === "" || error.reason === ErrorReason.DEADLINE_EXCEEDED;
     if (error.code === "DEADLINE_EXCEEDED" && isOwnLimit) {

@@ -24,7 +24,7 @@ interface Call {
 abstract class Reader<T> implements AsyncIterableIterator<T>, AsyncDisposable {
   #queue: Promise<unknown> = Promise.resolve();
 
-  /** Waits for the next one. Rejects with an error that a retry cannot mend. */
+  /** Waits for the next one. Rejects with an error that a retry cannot resolve. */
   next(): Promise<IteratorResult<T, undefined>> {
     // One at a time, also if the caller does not wait for the one before.
     const result = this.#queue.then(() => this.advance());

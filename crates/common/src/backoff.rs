@@ -69,7 +69,7 @@ impl Backoff {
     }
 
     /// As [`Self::next_delay`], but the first failure of a series has no delay: for failures that
-    /// another kind of request mends at once.
+    /// another kind of request resolves at once.
     pub fn next_delay_after_first(&mut self, now: Instant, rng: &mut impl Rng) -> Duration {
         let is_first = self.is_first(now);
         let delay = self.next_delay(now, None, rng);

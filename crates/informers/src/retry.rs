@@ -11,8 +11,9 @@
 //!   gateway may have been in between ([`Upstream::until_outage_ends`]).
 //! - Any other refusal, or an answer that makes no sense: a backoff of its own. Such an answer
 //!   shows that upstream is there, so the backoff of the kinds above starts over.
-//! - 410: none. A list mends it, and the scheduler of lists spreads the load. If the next 410
-//!   comes although no event or bookmark was received since, a backoff of its own.
+//! - 410: none. The list that follows brings a new version, and the scheduler of lists spreads the
+//!   load. If the next 410 comes although no event or bookmark was received since, a backoff of
+//!   its own.
 //!
 //! After an outage the apiserver is starting for a while, and answers 403, 404, 429 and 5xx until
 //! it has read its rules and filled its watch caches. Long delays would outlast that, so they are

@@ -136,7 +136,7 @@ suite("an informer", () => {
     assert.equal(rig.state.store.get("default/a"), before);
   });
 
-  test("starts anew after an error that a retry cannot mend, and resumes after others", () => {
+  test("starts anew after an error that a retry cannot resolve, and resumes after others", () => {
     const rig = new Rig();
     rig.read(...first);
     rig.state.failed(new Unreachable("gone"), "5", 0);

@@ -96,7 +96,7 @@ export class Server {
     (this.#server as http2.Http2SecureServer).setSecureContext(tls);
   }
 
-  /** Ends all connections without a word. */
+  /** Ends all connections without a GOAWAY. */
   cut(): void {
     for (const session of this.#sessions) {
       session.destroy();

@@ -158,7 +158,7 @@ suite("a watch", () => {
     });
   }
 
-  test("ends with an error that a retry cannot mend", () => {
+  test("ends with an error that a retry cannot resolve", () => {
     const machine = synced();
     const denied = new Forbidden("no", { code: "PERMISSION_DENIED", reason: "FORBIDDEN" });
     assert.throws(() => machine.failed(denied, 1_000), denied);

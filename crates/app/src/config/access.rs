@@ -81,8 +81,8 @@ impl Need {
 
 impl Access {
     /// Returns the profile if none is given. Only what the users of this machine reach without TLS
-    /// is open, as with `kubectl proxy`: who sets up TLS, or admits others to a socket, expects
-    /// callers that differ.
+    /// is open, as with `kubectl proxy`: an operator who sets up TLS, or admits other users to a
+    /// socket, expects different callers.
     pub(super) fn default_for(serving: &ServingConfig) -> Self {
         let is_open = match &serving.listen {
             ListenAddress::Unix(_) => serving.listen_mode.is_owners(),

@@ -37,12 +37,12 @@ section! {
     audit_log_mode("MODE"): AuditMode = AuditMode::Batch => mode: AuditMode, any;
 
     [keys]
-    /// Megabytes of the file before it is rotated. Set it by the disk that the log may take.
+    /// Megabytes of the file before it is rotated. Set it by the disk space for the log.
     limits.audit_log_maxsize("MB"): u64 = 100 => bytes_max: u64, megabytes;
-    /// Rotated files that are kept. 0: all. Set it by the disk that the log may take.
+    /// Rotated files that are kept. 0: all. Set it by the disk space for the log.
     limits.audit_log_maxbackup("COUNT"): usize = 10 => backups_max: Option<usize>, unless_zero;
-    /// Days that rotated files are kept. 0: no limit. Set it by how long your rules let you, or
-    /// make you, keep the log.
+    /// Days that rotated files are kept. 0: no limit. Set it by the retention that your rules
+    /// allow or require.
     limits.audit_log_maxage("DAYS"): u32 = 0 => age_max: Option<time::Duration>, days;
     /// Records that wait to be written. More are dropped (batch), or their requests wait
     /// (blocking-strict). One has about 1 KiB, at most about 32 KiB. Raise it if

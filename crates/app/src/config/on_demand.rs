@@ -51,14 +51,13 @@ section! {
     /// Objects in one resource cached on demand. Raise it, with memory, for a larger resource, or
     /// name that with --resource.
     limits.on_demand_objects_max("COUNT"): usize = 100_000 => objects_max: usize, at_least(1);
-    /// Bytes in all resources cached on demand. Set it by the memory that resources which clients
-    /// choose may take.
+    /// Bytes in all resources cached on demand. Set it by the memory for resources that clients
+    /// choose.
     limits.on_demand_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => bytes_max: u64, size(1);
     /// Bytes of all objects cached as protobuf because a client asked for it; requests for more go
-    /// upstream. Set it by the memory that copies in protobuf may take.
+    /// upstream. Set it by the memory for copies in protobuf.
     limits.protobuf_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => protobuf_bytes_max: u64, size(1);
-    /// Bytes of all cached tables; requests for more go upstream. Set it by the memory that tables
-    /// may take.
+    /// Bytes of all cached tables; requests for more go upstream. Set it by the memory for tables.
     limits.cache_tables_bytes_max("SIZE"): ByteSize = ByteSize(512 << 20) => tables_bytes_max: u64, size(1);
     /// Evict a resource cached on demand that no client reads for this long. Lengthen it if
     /// resources are cached again and again.

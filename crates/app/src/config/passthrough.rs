@@ -32,8 +32,8 @@ section! {
     /// like must work through kubefan.
     tuning.passthrough_upgrades("BOOL"): bool => upgrades: bool, or_false;
     /// Pass callers' tokens on to an apiserver over plain http, or without a check of its
-    /// certificate. Others could then read them on the way. Without it kubefan does not start so.
-    /// Only for an apiserver on the same machine, such as in tests.
+    /// certificate. Others could then read them on the way. If false, kubefan refuses to start with
+    /// such an apiserver. Only for an apiserver on the same machine, such as in tests.
     tuning.passthrough_insecure_upstream("BOOL"): bool => allows_insecure_upstream: bool, or_false;
 }
 

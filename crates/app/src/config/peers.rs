@@ -130,7 +130,7 @@ section! {
     peers("NAME:PORT"): PeersNames => peers: Option<PeersNames>, optional(any);
     /// This replica's certificate chain among its peers (PEM), for server and client
     /// authentication, with the name of --peers. It is read for each connection. Not needed with
-    /// --tls-managed-secret, whose CA replicas prove themselves with.
+    /// --tls-managed-secret: replicas then use certificates of its CA.
     peer_cert_file("FILE"): PathBuf;
     /// The private key of that certificate (PEM).
     peer_key_file("FILE"): PathBuf;
@@ -152,7 +152,7 @@ section! {
     /// other replicas.
     tuning.cold("BOOL"): bool;
     /// Serve only replicas whose certificate has this name: a DNS name or an IP address. Set it if
-    /// the CA signs for others than replicas.
+    /// the CA also signs certificates of other programs.
     /// [default: the name of --peers, otherwise any]
     tuning.peer_allowed_names("NAME"): Vec<String>;
     /// Move at most this part of a replica's watches in a second, from 1 to 10 percent. Raise it if

@@ -112,7 +112,7 @@ section! {
     limits.connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));
     /// Watches served from caches at a time, over gRPC and HTTP, and all other streams over gRPC;
     /// more are asked to retry later (over HTTP 429). Raise it, with memory, if subscribers are
-    /// refused; lower it to keep a small replica from being crowded.
+    /// refused; lower it to protect a small replica.
     limits.subscribers_max("COUNT"): usize = 50_000 => subscribers_max: usize, at_least(1);
     /// Watches and streams of one identity at a time: a pod by its token, another user, or an
     /// address where the user is not known. Set it if one program opens more watches than it needs.
@@ -180,7 +180,7 @@ section! {
     /// [default: all that kubefan has]
     tuning.tls_cipher_suites("NAME"): Vec<String> => tls_cipher_suites: Vec<CipherSuite>, cipher_suites;
     /// Send an HTTP/2 PING on a connection that was silent for this long. Shorten it if a balancer
-    /// between closes silent connections earlier.
+    /// in between closes silent connections earlier.
     tuning.keepalive_interval("DURATION"): Duration = Duration::from_secs(30) => keepalive_interval: time::Duration, wait;
     /// Close a connection that does not answer a PING within this time. Lengthen it on networks
     /// that stall for longer.
@@ -210,10 +210,10 @@ section! {
     // time, fifty times as much as a proof.
     tuning.consistent_list_bytes_min("SIZE"): ByteSize = ByteSize(16 << 20)
         => consistent_list_bytes_min: usize, size_in_memory(0);
-    /// Answer what is alpha in the apiserver from the caches, whatever the apiserver knows:
+    /// Answer alpha features of the apiserver from the caches, also if the apiserver lacks them:
     /// ShardedListAndWatch=true (shardSelector), ManagedFieldsOptOut=true
-    /// (drop=metadata.managedFields in Accept). What the caches cannot answer gets a 400. Set it if
-    /// clients use one of these before the apiserver has it.
+    /// (drop=metadata.managedFields in Accept). Requests that the caches cannot answer get a 400.
+    /// Set it if clients use one of these before the apiserver has it.
     /// [default: all are false]
     tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
 }

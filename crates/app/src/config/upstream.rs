@@ -41,11 +41,11 @@ section! {
     /// The context of the kubeconfig, instead of its current one.
     context("NAME"): String;
     /// List and watch at another kubefan: at the gRPC address https://HOST:PORT, unix:PATH or, on
-    /// this machine, HOST:PORT, or at the Kubernetes API that a kubeconfig leads to. All else stays
-    /// with --kubeconfig: reviews, discovery, passthrough and self-checks.
+    /// this machine, HOST:PORT, or at the Kubernetes API that a kubeconfig leads to. Reviews,
+    /// discovery, passthrough and self-checks still use --kubeconfig.
     upstream("ADDRESS|FILE"): String;
-    /// The CA of that kubefan's certificate (PEM), instead of the system's. Read again when it does
-    /// not fit.
+    /// The CA of that kubefan's certificate (PEM), instead of the system's. Read again when it
+    /// does not verify the certificate.
     upstream_ca_file("FILE"): PathBuf;
     /// A file with the token to show there, read again when it changes
     /// [default: with TLS that of the pod's service account, if there is one]
@@ -68,11 +68,11 @@ section! {
     /// LIST. Choose never if the WatchList of the apiserver misbehaves.
     tuning.watch_list("auto or never"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
     /// Objects per page of a LIST; fewer if they are large. Lower it if single answers are too
-    /// large for a proxy between.
+    /// large for a proxy in between.
     tuning.page_size("COUNT"): u32 = 500 => page_size: u32, at_least(1);
     /// Restart a watch that receives nothing for this long, not even the bookmark that the
-    /// apiserver sends about once a minute. Shorten it to notice dead connections sooner, at least
-    /// above a minute.
+    /// apiserver sends about once a minute. Shorten it to notice dead connections sooner, but keep
+    /// it above a minute.
     tuning.upstream_idle_timeout("DURATION"): Duration = Duration::from_secs(90) => idle_timeout: time::Duration, wait;
     /// The longest that a request other than a watch may take. Lengthen it if lists of a slow
     /// apiserver fail.

@@ -58,13 +58,13 @@ struct Fetched {
     subscribed: Option<(Subscription, WatchStream)>,
 }
 
-/// A step's input was not fetched: a mistake in the rules of [`route`].
+/// A step's input was not fetched: a bug in the rules of [`route`].
 #[derive(Debug)]
 struct NotFetched;
 
 impl From<NotFetched> for Failure {
     fn from(NotFetched: NotFetched) -> Self {
-        Self::internal("kubefan cannot answer this read, because of a mistake in it".to_owned())
+        Self::internal("kubefan cannot answer this read, because of a bug in kubefan".to_owned())
     }
 }
 
