@@ -253,8 +253,8 @@ bugs! {
     /// conflated history. Needs: short memory, and a start or a lag older than the ring.
     ShedForgetsHistory = "shed-forgets-history" breaks "Convergent, Filtered, Reliable",
 
-    /// `model/object/protobuf.rs`: a label with an empty value is not read. Needs: protobuf, and a
-    /// selector that asks whether such a label exists.
+    /// `model/object/protobuf_metadata.rs`: a label with an empty value is not read. Needs:
+    /// protobuf, and a selector that asks whether such a label exists.
     EmptyLabelIsNone = "empty-label-is-none" breaks "Filtered, Reliable",
 
     /// `model/projection.rs`: the last applied configuration is sent although it was to be dropped.
