@@ -1,7 +1,7 @@
 //! The data port and the admin port: everything that subscribers and operators connect to.
 //!
-//! Caches are reached only through the trait [`kubefan_fanout::Catalog`]. From top to bottom, each
-//! part uses only those below it:
+//! Caches are found only through the trait [`kubefan_fanout::Catalog`], and read through their
+//! [`kubefan_fanout::Hub`]. From top to bottom, each part uses only those below it:
 //!
 //! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and the watches on them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
