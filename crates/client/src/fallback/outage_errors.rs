@@ -20,7 +20,7 @@ pub(super) enum Reachability {
 impl Reachability {
     pub(super) fn of(error: &ClientError) -> Self {
         let gone = match error {
-            ClientError::Unreachable { .. } => true,
+            error if error.is_unreachable() => true,
             // kubefan answers no reads of the resource until its operator switches it back.
             ClientError::Status(status) if status.reason == ErrorReason::Passthrough => true,
             // kubefan's own errors have a reason or a delay. Others are of a proxy in between.
@@ -65,6 +65,14 @@ mod tests {
             field: String::new(),
             retry_after,
         }))
+    }
+
+    #[test]
+    fn a_connection_that_fails_begins_an_outage_over_either_protocol() {
+        let address = "https://kubefan".to_owned();
+        let message = "connection refused".to_owned();
+        let error = ClientError::HttpUnreachable { address, message };
+        assert_eq!(Reachability::of(&error), Gone);
     }
 
     #[test]
