@@ -20,3 +20,4 @@ pub mod sync;
 pub mod text;
 pub mod tls;
 pub mod visible;
+pub mod watch_body;
