@@ -4,6 +4,7 @@ pub mod api_json;
 pub mod api_status;
 pub mod backoff;
 mod choice;
+pub mod discovery;
 pub mod encoding;
 #[cfg(feature = "kubeconfig")]
 pub mod kubeconfig;
