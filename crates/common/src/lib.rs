@@ -20,5 +20,6 @@ pub mod spread;
 pub mod sync;
 pub mod text;
 pub mod tls;
+pub mod token_file;
 pub mod visible;
 pub mod watch_body;
