@@ -105,7 +105,7 @@ pub fn read_groups(path: &str, json: &[u8]) -> Result<Vec<GroupVersion>, String>
 /// # Errors
 /// A text that names the path, if this is no such document.
 pub fn read_resources(path: &str, json: &[u8]) -> Result<Vec<Resource>, String> {
-    let ResourcesJson { resources } = parse(path, json)?;
+    let VersionJson { resources, .. } = parse(path, json)?;
     // Legacy documents have subresources, too, such as `pods/log`.
     Ok(resources.into_iter().flatten().filter(|resource| !resource.name.contains('/')).collect())
 }
@@ -192,14 +192,10 @@ impl ResourceName {
     }
 }
 
-/// Whether a part of a name is an API version, such as `v1` or `v2beta1`.
+/// Whether a part of a name is an API version, such as `v1` or `v2beta1`. No group looks like it.
 fn is_version(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix('v') else { return false };
-    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    match rest.split_once("alpha").or_else(|| rest.split_once("beta")) {
-        Some((major, minor)) => number(major) && number(minor),
-        None => number(rest),
-    }
+    let number = text.strip_prefix('v').filter(|number| !number.contains('.'));
+    number.is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 impl Place<'_> {
@@ -250,7 +246,7 @@ struct GroupMetadata {
 #[serde(default)]
 struct VersionJson {
     version: String,
-    /// Aggregated.
+    /// Aggregated, and in legacy documents of one version.
     resources: Option<Vec<Resource>>,
     /// Aggregated: `Current` or `Stale`.
     freshness: String,
@@ -269,12 +265,6 @@ impl GroupJson {
             is_stale: freshness == "Stale",
         })
     }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ResourcesJson {
-    resources: Option<Vec<Resource>>,
 }
 
 /// A resource in either form.
@@ -365,44 +355,24 @@ mod tests {
     #[test]
     fn names_resolve_as_in_kubectl() {
         let versions = aggregated();
-        let cases = [
-            ("pods", "api/v1/pods"),
-            ("po", "api/v1/pods"),
-            ("pod", "api/v1/pods"),
-            ("Pod", "api/v1/pods"),
-            ("PODS", "api/v1/pods"),
-            ("pods.v1.", "api/v1/pods"),
-            ("pods.v1", "api/v1/pods"),
-            ("pods.", "api/v1/pods"),
-            ("events", "api/v1/events"),
-            ("events.events.k8s.io", "apis/events.k8s.io/v1/events"),
-            ("ev.events.k8s.io", "apis/events.k8s.io/v1/events"),
-            ("events.v1.events.k8s.io", "apis/events.k8s.io/v1/events"),
-            ("deploy", "apis/apps/v1/deployments"),
-            ("deployments.apps", "apis/apps/v1/deployments"),
-            ("deployments.v1.apps", "apis/apps/v1/deployments"),
-            ("Deployment.v1.apps", "apis/apps/v1/deployments"),
-            ("ingresses.networking", "apis/networking.k8s.io/v1/ingresses"),
-            ("widgets", "apis/example.com/v1/widgets"),
-            ("widgets.v1.example.com", "apis/example.com/v1/widgets"),
-            ("widgets.v1beta1.example.com", "apis/example.com/v1beta1/widgets"),
-            ("widgets.stable.example.com", "apis/example.com/stable/widgets"),
-            ("widget.example.com", "apis/example.com/v1/widgets"),
-            ("gadgets", "apis/example.com/v1beta1/gadgets"),
-        ];
-        for (name, path) in cases {
-            assert_eq!(resolve(&versions, name).as_deref(), Some(path), "{name}");
+        for (path, names) in [
+            ("api/v1/pods", &["pods", "po", "pod", "Pod", "PODS", "pods.v1.", "pods.v1", "pods."][..]),
+            ("api/v1/events", &["events", "ev"]),
+            ("apis/events.k8s.io/v1/events", &["events.events.k8s.io", "ev.events.k8s.io", "events.v1.events.k8s.io"]),
+            ("apis/apps/v1/deployments", &["deploy", "deployments.apps", "deployments.v1.apps", "Deployment.v1.apps"]),
+            ("apis/networking.k8s.io/v1/ingresses", &["ingresses.networking"]),
+            ("apis/example.com/v1/widgets", &["widgets", "widgets.v1.example.com", "widget.example.com"]),
+            ("apis/example.com/v1beta1/widgets", &["widgets.v1beta1.example.com"]),
+            ("apis/example.com/stable/widgets", &["widgets.stable.example.com"]),
+            ("apis/example.com/v1beta1/gadgets", &["gadgets"]),
+        ] {
+            for name in names {
+                assert_eq!(resolve(&versions, name).as_deref(), Some(path), "{name}");
+            }
         }
         for name in ["", ".", "..", "pds", "pods.v2", "pods.apps", "widgets.v3.example.com"] {
             assert_eq!(resolve(&versions, name), None, "{name}");
         }
-    }
-
-    #[test]
-    fn a_version_without_its_apiserver_is_stale() {
-        let stale: Vec<_> = aggregated().into_iter().filter(|version| version.is_stale).collect();
-        assert_eq!((stale.len(), stale[0].path().as_str()), (1, "apis/metrics.k8s.io/v1beta1"));
-        assert_eq!(stale[0].resources, None);
     }
 
     #[test]
