@@ -121,11 +121,9 @@ pub fn find<'a>(
     place: Place<'_>,
 ) -> Option<(Fit, &'a GroupVersion, &'a Resource)> {
     let candidates = versions.iter().filter(|version| place.contains(version));
-    let found = candidates.filter_map(|version| {
-        let (fit, resource) = version.find(name)?;
-        Some((fit, version, resource))
-    });
-    found.min_by_key(|(fit, ..)| *fit)
+    let resources = candidates.flat_map(|version| version.resources.iter().flatten().map(move |of| (version, of)));
+    let fits = resources.filter_map(|(version, of)| Some((of.fit(name.resource())?, version, of)));
+    fits.min_by_key(|(fit, ..)| *fit)
 }
 
 impl GroupVersion {
@@ -135,13 +133,6 @@ impl GroupVersion {
             "" => format!("api/{}", self.version),
             group => format!("apis/{group}/{}", self.version),
         }
-    }
-
-    /// The known resource that fits a name best.
-    pub fn find(&self, name: &ResourceName) -> Option<(Fit, &Resource)> {
-        let fits =
-            self.resources.iter().flatten().filter_map(|resource| Some((resource.fit(name.resource())?, resource)));
-        fits.min_by_key(|(fit, _)| *fit)
     }
 }
 
@@ -164,11 +155,6 @@ impl ResourceName {
     /// Reads a name. Every text is one.
     pub fn new(text: &str) -> Self {
         Self { text: text.to_lowercase() }
-    }
-
-    /// The whole name in lower case.
-    pub fn as_str(&self) -> &str {
-        &self.text
     }
 
     /// The name without its group and version.

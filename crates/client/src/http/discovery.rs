@@ -24,14 +24,14 @@ pub(super) struct ResourcePath {
 /// [`ClientError::Api`] with the reason `NotFound` if there is none, and every error of a request.
 /// A group whose own apiserver does not answer matters only if no other has the resource.
 pub(super) async fn resolve(client: &HttpClient, limits: ReadLimits, name: &str) -> Result<ResourcePath, ClientError> {
-    let name = ResourceName::new(name);
+    let wanted = ResourceName::new(name);
     let mut index = Index { client, limits, roots: Vec::new(), versions: Vec::new(), failed: None };
-    for place in name.places() {
+    for place in wanted.places() {
         let root = match place {
             Place::Everywhere => {
                 index.add("/api").await?;
                 // Most names without a group are of the core group: that saves a request.
-                if let Some((Fit::Name, path)) = index.find(&name, place).await {
+                if let Some((Fit::Name, path)) = index.find(&wanted, place).await {
                     return Ok(path);
                 }
                 "/apis"
@@ -40,12 +40,12 @@ pub(super) async fn resolve(client: &HttpClient, limits: ReadLimits, name: &str)
             _ => "/apis",
         };
         index.add(root).await?;
-        if let Some((_, path)) = index.find(&name, place).await {
+        if let Some((_, path)) = index.find(&wanted, place).await {
             return Ok(path);
         }
     }
     Err(index.failed.unwrap_or_else(|| {
-        let message = format!("the server doesn't have a resource type {:?}", name.as_str());
+        let message = format!("the server doesn't have a resource type {:?}", name.to_lowercase());
         ApiStatus::new(404, "NotFound", &message).into()
     }))
 }
@@ -88,7 +88,7 @@ impl Index<'_> {
                 };
                 self.versions[at].resources = Some(resources);
             }
-            if matches!(self.versions[at].find(name), Some((Fit::Name, _))) {
+            if let Some((Fit::Name, ..)) = discovery::find(&self.versions[at..=at], name, place) {
                 break;
             }
         }
