@@ -1,5 +1,5 @@
-//! An index of the resources that the apiserver serves, and what to say of a name that is not in it.
-//! Pure data: discovery documents are the input.
+//! An index of the resources that the apiserver serves, and the answer to a name that it does not
+//! have. Pure data: discovery documents are the input.
 
 use kubefan_common::discovery::{self, GroupVersion, Resource, ResourceName};
 use kubefan_model::GroupVersionResource;
