@@ -124,16 +124,12 @@ impl Registry {
         }
         if is_table {
             check_table(gvr)?;
-            let flag = "limits.cacheTablesBytesMax";
-            let used = self.tables_bytes.clone();
-            return Ok(EncodingBudget { bytes_max, unit: "bytes of tables", flag, used });
+            return Ok(EncodingBudget { media, bytes_max, used: self.tables_bytes.clone() });
         }
         if !kinds::is_known(gvr) {
             return Err(Refusal::NotEncoded(not_built_in(gvr)));
         }
-        let flag = "limits.protobufBytesMax";
-        let used = self.protobuf_bytes.clone();
-        Ok(EncodingBudget { bytes_max, unit: "bytes of protobuf", flag, used })
+        Ok(EncodingBudget { media, bytes_max, used: self.protobuf_bytes.clone() })
     }
 
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
@@ -153,9 +149,8 @@ impl Registry {
         let checks_first = self.refused.contains_key(id);
         let budget = match id.media {
             Media::Json => EncodingBudget {
+                media: Media::Json,
                 bytes_max: on_demand()?.size.on_demand_bytes_max,
-                unit: "bytes",
-                flag: "limits.onDemandBytesMax",
                 used: self.on_demand_bytes.clone(),
             },
             media => self.encoding_budget(&id.gvr, media)?,
