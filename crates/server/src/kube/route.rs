@@ -205,7 +205,7 @@ fn find_cache_in<'a>(
             let is_full = !has_upstream && media == Media::Json && matches!(refusal, Refusal::NoRoom(_));
             let is_unsynced = waits_for_sync && matches!(refusal, Refusal::NotSynced { .. });
             if is_full || is_unsynced {
-                return Err(ReadError::Final(Failure::from(refusal)).into());
+                return Err(ReadError::ByCache(Failure::from(refusal)).into());
             }
             return Err(refusal.clone().into());
         }
@@ -214,7 +214,7 @@ fn find_cache_in<'a>(
     // get a 429 if the first list takes too long, as from an apiserver that has restarted.
     match found.refusal.as_ref().filter(|_| waits_for_sync) {
         Some(refusal @ (Refusal::NotSynced { .. } | Refusal::Failing { .. })) => {
-            return Err(ReadError::Final(Failure::from(refusal)).into());
+            return Err(ReadError::ByCache(Failure::from(refusal)).into());
         }
         Some(refusal) => return Err(refusal.clone().into()),
         None => {}
@@ -262,13 +262,13 @@ fn get(
         let snapshot = facts.snapshot.as_ref().ok_or(Need::Snapshot)?.clone()?;
         if !snapshot.has_object {
             let missing = selector_coverage::object_not_found(facts.narrowed_by, &found.gvr, read.path);
-            return Err(ReadError::Final(missing).into());
+            return Err(ReadError::ByCache(missing).into());
         }
         Ok(())
     });
     match answered {
         // A failure in an encoding that kubefan cannot make, such as YAML.
-        Err(Unanswered::Failed(ReadError::Final(failure)))
+        Err(Unanswered::Failed(ReadError::ByCache(failure)))
             if facts.fallback.is_upstream() && !read.encodes_failures =>
         {
             Err(ReadError::Upstream(failure).into())
@@ -337,7 +337,7 @@ fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCacheFacts
         WatchStart::State(freshness) => match check_freshness(freshness, facts, found, || Ok(proof(true))) {
             // The apiserver notices this only after it has sent the headers of the watch. So the
             // failure is an event.
-            Err(Unanswered::Failed(ReadError::Final(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
+            Err(Unanswered::Failed(ReadError::ByCache(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
                 return Err(ReadError::Event(failure, found.media).into());
             }
             other => other?,
@@ -376,7 +376,7 @@ fn check_freshness(
             Some(Err(NotFresh::NotReached(NotReached {
                 refusal: refusal @ Refusal::Future { .. },
                 is_proved: true,
-            }))) => Err(ReadError::Final(Failure::from(refusal)).into()),
+            }))) => Err(ReadError::ByCache(Failure::from(refusal)).into()),
             Some(Err(not_fresh)) => Err(ReadError::Upstream(Failure::from(not_fresh.refusal())).into()),
         },
         // The version of the snapshot is compared.

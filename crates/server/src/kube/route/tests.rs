@@ -182,7 +182,7 @@ fn the_request_and_its_caller_come_first() {
         (
             "what upstream would not explain is refused",
             ANY,
-            |read, facts| (read.problem, facts.verdict) = (Some(ReadError::Final(bad_request())), None),
+            |read, facts| (read.problem, facts.verdict) = (Some(ReadError::ByCache(bad_request())), None),
             ["cache 400", "cache 400"],
         ),
         ("no read comes before the verdict", ANY, |_, facts| facts.verdict = None, ["needs verdict", "needs verdict"]),
@@ -589,7 +589,7 @@ fn no_need_is_asked_for_twice() {
     const READS: [&str; 12] =
         [PODS, ANY, AT_431, POD, ANY_POD, POD_AT_431, WATCH, ANY_WATCH, WATCH_AFTER_431, WATCH_AT_431, WATCH_NOW, PAGE];
     for uri in READS {
-        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::Misread(CacheOnly::ShardSelector)] {
+        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::CacheOnly(CacheOnly::ShardSelector)] {
             for narrowed_by in [&*ALL, &*NARROW] {
                 let (mut read, _) = fetched(uri, fallback);
                 read.formats = vec![format(Media::Protobuf), None, format(Media::Json)];
@@ -606,15 +606,15 @@ fn no_need_is_asked_for_twice() {
 fn requests_that_upstream_might_misread_are_refused() {
     let text = |refused: Option<Refused>| text(refused.map_or(Route::Forward, Route::Refuse));
     for needed in [CacheOnly::ShardSelector, CacheOnly::ManagedFieldsOptOut] {
-        let misread = Fallback::Misread(needed);
-        let upstream = |failure| text(misread.refusal(ReadError::Upstream(failure)));
+        let cache_only = Fallback::CacheOnly(needed);
+        let upstream = |failure| text(cache_only.refusal(ReadError::Upstream(failure)));
         assert_eq!(upstream(Failure::not_served(String::new())), "kubefan 400", "the cache lacks it");
         assert_eq!(upstream(negotiate::not_acceptable()), "kubefan 400", "the cache lacks it");
         assert_eq!(upstream(Failure::unavailable(String::new())), "kubefan 503", "for a while only");
-        assert_eq!(text(misread.refusal(ReadError::Final(bad_request()))), "cache 400");
+        assert_eq!(text(cache_only.refusal(ReadError::ByCache(bad_request()))), "cache 400");
         let switched = |fallback: Fallback, mode| text(fallback.refusal_of_switched(Switched::new(mode, "", "pods")));
-        assert_eq!(switched(misread, Mode::Passthrough), "kubefan 400");
-        assert_eq!(switched(misread, Mode::Deny), "kubefan 403");
+        assert_eq!(switched(cache_only, Mode::Passthrough), "kubefan 400");
+        assert_eq!(switched(cache_only, Mode::Deny), "kubefan 403");
         assert_eq!(switched(Fallback::Upstream, Mode::Passthrough), "upstream");
         assert_eq!(switched(Fallback::Off, Mode::Passthrough), "kubefan 503");
     }
