@@ -17,7 +17,7 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{CacheRequest, Catalog, Patience, Served};
-pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
+pub use hub::{CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource};
 pub use send::FrameBuf;
 pub use subscribe::{
     Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,

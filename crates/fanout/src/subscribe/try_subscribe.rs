@@ -195,7 +195,7 @@ impl Hub {
         let version = match options.start {
             Start::Snapshot => {
                 let marks_end = options.marks_end;
-                let first = match options.fresh.instead_of(published.serving(Instant::now())?)? {
+                let first = match options.source.instead_of(published.serving(Instant::now())?)? {
                     Some(proved) => First::Proved { proved: proved.clone(), marks_end },
                     None => First::Snapshot { restarted_from: None, marks_end },
                 };

@@ -26,7 +26,7 @@ pub struct CacheFacts<'a> {
     /// Whether a list is large.
     pub is_large: Option<bool>,
     /// Whether the cache is as fresh as the read demands.
-    pub fresh: Option<Result<(), NotFresh>>,
+    pub freshness: Option<Result<(), NotFresh>>,
     /// The snapshot to answer from.
     pub snapshot: Option<Result<SnapshotFacts, Refusal>>,
     /// Whether a watch was subscribed.
@@ -108,7 +108,7 @@ impl<'a> CacheFacts<'a> {
             cached: Vec::new(),
             formats: vec![FormatFacts::default(); read.formats.len()],
             is_large: None,
-            fresh: None,
+            freshness: None,
             snapshot: None,
             subscription: None,
         }

@@ -12,7 +12,7 @@ use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_cache::Refusal;
 use kubefan_common::when_planted;
-use kubefan_fanout::{Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
+use kubefan_fanout::{Hub, Patience, ReadSource, StreamWaker, SubscribeOptions, Subscription};
 use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
 use tokio::time::Instant;
 
@@ -53,7 +53,7 @@ struct Fetched {
     read: Option<Authorized<Read>>,
     place: Option<FairPermit>,
     found: Option<FoundCache>,
-    fresh: Fresh,
+    fresh: ReadSource,
     snapshot: Option<Snapshot>,
     subscribed: Option<(Subscription, WatchStream)>,
 }
@@ -250,7 +250,7 @@ impl<'a> ReadLoop<'a> {
         let Selected { served, selection } = &self.fetched.found()?.selected;
         let proved = self.context.reads.reader.prove(served, lists.then_some(selection), patience).await;
         let proved = proved.map(|fresh| self.fetched.fresh = fresh);
-        self.facts.fresh = Some(proved.map_err(NotFresh::NotProved));
+        self.facts.freshness = Some(proved.map_err(NotFresh::NotProved));
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl<'a> ReadLoop<'a> {
         let served = &self.fetched.found()?.selected.served;
         let reached = self.context.reads.reader.reach(served, version, patience).await;
         let reached = reached.map(|fresh| self.fetched.fresh = fresh);
-        self.facts.fresh = Some(reached.map_err(NotFresh::NotReached));
+        self.facts.freshness = Some(reached.map_err(NotFresh::NotReached));
         Ok(())
     }
 
@@ -267,11 +267,11 @@ impl<'a> ReadLoop<'a> {
     async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
         let hub = self.fetched.hub()?;
         let place = self.fetched.place()?;
-        let fresh = &self.fetched.fresh;
+        let source = &self.fetched.fresh;
         let snapshot = match self.read.request {
-            ReadRequest::List(_) => snapshot_of_list(hub, fresh, place).await,
+            ReadRequest::List(_) => snapshot_of_list(hub, source, place).await,
             ReadRequest::Get(_) | ReadRequest::Watch(_) => {
-                hub.snapshot_of(fresh).map(|(store, version)| Snapshot::new(store, version))
+                hub.snapshot_of(source).map(|(store, version)| Snapshot::new(store, version))
             }
         };
         let key = self.key();
@@ -310,10 +310,10 @@ impl<'a> ReadLoop<'a> {
         let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
         let WatchOptions { start, marks_end, .. } = self.watch_options()?;
         let holder = self.fetched.place()?.holder();
-        let fresh = self.fetched.fresh.clone();
-        let subscribed = match watch::start(*start, &served.hub, &fresh) {
+        let source = self.fetched.fresh.clone();
+        let subscribed = match watch::start(*start, &served.hub, &source) {
             Ok(start) => {
-                let terms = SubscribeOptions { marks_end: *marks_end, fresh, holder, ..start.into() };
+                let terms = SubscribeOptions { marks_end: *marks_end, source, holder, ..start.into() };
                 let reader = &self.context.reads.reader;
                 reader.subscribe(served, selection.clone(), format.clone(), terms, stream_waker).await
             }
@@ -392,12 +392,12 @@ impl<'a> ReadLoop<'a> {
     }
 }
 
-async fn snapshot_of_list(hub: &Arc<Hub>, fresh: &Fresh, place: &FairPermit) -> Result<Snapshot, Refusal> {
+async fn snapshot_of_list(hub: &Arc<Hub>, source: &ReadSource, place: &FairPermit) -> Result<Snapshot, Refusal> {
     // Waits for the other events of the version first, because that needs no permit.
-    drop(hub.whole_snapshot_of(fresh).await?);
+    drop(hub.whole_snapshot_of(source).await?);
     // The snapshot is taken again after the gate, so that a list that waits there pins none. Only a
     // proved state is pinned meanwhile, and that is small.
     let permit = Some(hub.gate().acquire(place.holder()).await?);
-    let (store, version) = hub.whole_snapshot_of(fresh).await?;
+    let (store, version) = hub.whole_snapshot_of(source).await?;
     Ok(Snapshot { store, version, permit, last: None })
 }

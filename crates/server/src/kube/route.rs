@@ -363,13 +363,13 @@ fn check_freshness(
     match freshness {
         // The request has started this cache, or has waited for its list.
         Freshness::Consistent if found.is_listed_since || planted::is(Bug::ConsistentIsCached) => Ok(()),
-        Freshness::Consistent => match &facts.fresh {
+        Freshness::Consistent => match &facts.freshness {
             None => Err(Need::Proof(proof()?).into()),
             Some(Ok(())) => Ok(()),
             Some(Err(not_fresh)) => Err(not_fresh.refusal().clone().into()),
         },
         Freshness::NotOlderThan(_) if planted::is(Bug::NotOlderThanIsAny) => Ok(()),
-        Freshness::NotOlderThan(version) => match &facts.fresh {
+        Freshness::NotOlderThan(version) => match &facts.freshness {
             None => Err(Need::Version(version, facts.fallback.patience()).into()),
             Some(Ok(())) => Ok(()),
             // The cluster itself has not reached the version, so upstream would time out as well.

@@ -13,7 +13,7 @@ use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::AuditRecord;
 use kubefan_cache::Refusal;
 use kubefan_common::spread::spread;
-use kubefan_fanout::{Fresh, Hub, OfStream, Served, Start, Subscription};
+use kubefan_fanout::{Hub, OfStream, ReadSource, Served, Start, Subscription};
 use tokio::time::Instant;
 
 use super::{
@@ -99,12 +99,12 @@ pub fn open(
 ///
 /// # Errors
 /// The reason why there is no state to start with.
-pub fn start(start: WatchStart, hub: &Hub, fresh: &Fresh) -> Result<Start, Refusal> {
+pub fn start(start: WatchStart, hub: &Hub, source: &ReadSource) -> Result<Start, Refusal> {
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
     // silent until its cache reaches the version.
     Ok(match start {
         WatchStart::State(_) => Start::Snapshot,
-        WatchStart::Now(_) => Start::Await(hub.snapshot_of(fresh)?.1),
+        WatchStart::Now(_) => Start::Await(hub.snapshot_of(source)?.1),
         WatchStart::After(version) => Start::Await(version),
     })
 }

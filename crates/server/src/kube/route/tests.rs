@@ -103,7 +103,7 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     facts.cached = vec![Media::Json];
     facts.formats[0].cache = Some(Ok(cache(Media::Json)));
     facts.is_large = Some(false);
-    facts.fresh = Some(Ok(()));
+    facts.freshness = Some(Ok(()));
     facts.snapshot = Some(Ok(SnapshotFacts { version: Some(version(430)), has_object: true }));
     facts.subscription = Some(Ok(()));
     (read, facts)
@@ -336,24 +336,24 @@ fn a_cache_is_found_or_started() {
 #[test]
 fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
     const UNPROVED: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = None;
+        facts.freshness = None;
         facts.snapshot = None;
     };
     const LISTED: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = None;
+        facts.freshness = None;
         found(facts).is_listed_since = true;
     };
     const UNPROVABLE: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotProved(unavailable())));
+        facts.freshness = Some(Err(NotFresh::NotProved(unavailable())));
     };
-    const LARGE: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, Some(true));
-    const UNMEASURED: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, None);
-    const EMPTY: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, found(facts).objects) = (None, None);
+    const LARGE: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, facts.is_large) = (None, Some(true));
+    const UNMEASURED: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, facts.is_large) = (None, None);
+    const EMPTY: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, found(facts).objects) = (None, None);
     const BEHIND: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: false })));
+        facts.freshness = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: false })));
     };
     const AHEAD: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })));
+        facts.freshness = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })));
     };
     check(&[
         ("any state needs no proof", ANY, UNPROVED, ["needs snapshot", "needs snapshot"]),
@@ -394,7 +394,7 @@ fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
         (
             "a page that is not all of the list is not listed",
             "/api/v1/pods?limit=1",
-            |_, facts| (facts.fresh, found(facts).objects) = (None, Some(2)),
+            |_, facts| (facts.freshness, found(facts).objects) = (None, Some(2)),
             ["needs proof AtOnce", "needs proof NoFallback"],
         ),
         (
@@ -493,7 +493,7 @@ fn a_snapshot_or_a_subscription_answers() {
         (
             "a watch is subscribed",
             WATCH_AFTER_431,
-            |_, facts| (facts.subscription, facts.fresh) = (None, None),
+            |_, facts| (facts.subscription, facts.freshness) = (None, None),
             ["needs subscription", "needs subscription"],
         ),
         ("a watch from an expired version", WATCH_AFTER_431, EXPIRED, ["event 410", "event 410"]),
@@ -552,7 +552,7 @@ fn after(need: &Need, read: &Read, facts: &Facts) -> Vec<Facts> {
             Err(NotFresh::NotProved(unavailable())),
             Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })),
         ]
-        .map(|fresh| with(&|facts| facts.fresh = Some(fresh.clone())))
+        .map(|freshness| with(&|facts| facts.freshness = Some(freshness.clone())))
         .into(),
         Need::Snapshot | Need::Page { .. } => [
             Ok(SnapshotFacts { version: Some(version(430)), has_object: true }),
