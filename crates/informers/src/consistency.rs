@@ -201,7 +201,7 @@ impl Prover {
 
     /// Returns the time limit of one proof.
     fn proof_timeout(&self) -> Duration {
-        if self.context.source.marks() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
+        if self.context.source.is_grpc() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
     }
 
     /// Returns the maximum wait of a reader for its proof, including the proof under way.
@@ -288,7 +288,7 @@ impl Prover {
                 "the cache is at version {}, and the cluster at {asked}",
                 self.reached(epoch)?.whole()
             )));
-        } else if self.context.source.marks() {
+        } else if self.context.source.is_grpc() {
             // The other kubefan has the version already, and sends a bookmark within a second.
             let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp

@@ -3,7 +3,7 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Three places decide this. `standing` decides the needs of the next step, and when
+//! own reaction. Three places decide this. `informer_state` decides the needs of the next step, and when
 //! the identity of the cluster must be confirmed; `confirmation` does that before any update is
 //! applied. `handle` decides for each failure the state that readers see (stale, forbidden, gone)
 //! and the next action (retry, relist, stop).
@@ -18,8 +18,8 @@
 //! a resource that hangs must not keep the others from being listed.
 
 mod confirmation;
+mod informer_state;
 mod next;
-mod standing;
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -42,8 +42,8 @@ use tokio::{
 use tracing::{info, warn};
 
 use self::{
+    informer_state::{Event, InformerState, ListBegin},
     next::{Next, Unannounced},
-    standing::{Event, ListBegin, Standing},
 };
 use super::{
     cache_quota::CacheQuota,
@@ -81,10 +81,10 @@ pub(super) struct Informer {
     planned_relist: Arc<PlannedRelist>,
     failures: FailureLog,
     /// Decides the needs of the next step.
-    standing: Standing,
-    /// Held for as long as `standing` has a list with a place.
+    state: InformerState,
+    /// Held for as long as `state` has a list with a place.
     place: Option<ListPlace>,
-    /// Waits for as long as `standing` has a watch.
+    /// Waits for as long as `state` has a watch.
     due_relist: Option<DueRelist>,
 }
 
@@ -119,7 +119,7 @@ impl Informer {
             random,
             planned_relist,
             failures: FailureLog::default(),
-            standing: Standing::Starting { asks_peers: warm },
+            state: InformerState::Starting { asks_peers: warm },
             place: None,
             due_relist: None,
         }
@@ -140,7 +140,7 @@ impl Informer {
         {
             return too_large.into();
         }
-        if matches!(self.standing, Standing::Starting { asks_peers: true }) {
+        if matches!(self.state, InformerState::Starting { asks_peers: true }) {
             self.start_warm(&mut unannounced.batch).await;
         }
         self.follow(Event::Started);
@@ -154,7 +154,7 @@ impl Informer {
                 }
                 Ok(ReflectorEvent::Watching { proven_at }) => {
                     self.follow(Event::WatchOpened);
-                    if self.standing.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
+                    if self.state.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
                         self.served.hub.warn(&self.reflector.warnings());
                         self.served.hub.live();
                         if let Some(at) = proven_at {
@@ -198,12 +198,12 @@ impl Informer {
     /// Notes an event. Drops the place and the wait for a planned relist if the informer may no
     /// longer hold them.
     fn follow(&mut self, event: Event) {
-        self.standing = self.standing.after(event, self.reflector.next_step());
-        if self.standing.list_progress().is_none() {
+        self.state = self.state.after(event, self.reflector.next_step());
+        if self.state.list_progress().is_none() {
             self.place = None;
         }
         // Without a watch, a place for the planned relist would be held for nothing.
-        if !self.standing.has_watch() {
+        if !self.state.has_watch() {
             self.due_relist = None;
         }
     }
@@ -211,7 +211,7 @@ impl Informer {
     /// Notes that a watch or a request has ended, and plans to read the objects again for the
     /// schema, if the list for it has ended early.
     fn interrupted(&mut self, event: Event) {
-        if self.standing.gives_up_reread(self.reflector.next_step()) {
+        if self.state.gives_up_reread(self.reflector.next_step()) {
             unless_planted!(RereadGivenUp => self.plan_reread());
         }
         self.follow(event);
@@ -221,7 +221,7 @@ impl Informer {
     /// applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
-            if self.standing.needs_place() {
+            if self.state.needs_place() {
                 unannounced.batch.wake();
                 let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
                 self.place = Some(self.context.lists.acquire(priority).await);
@@ -254,9 +254,9 @@ impl Informer {
         advanced_to: &mut Option<ResourceVersion>,
         unannounced: &mut Unannounced,
     ) -> Next {
-        let watching = self.standing.has_watch();
+        let watching = self.state.has_watch();
         let in_progress = self.reflector.next_step();
-        let mut stalls_at = self.standing.list_progress().map(|at| at + LIST_STALL_MAX);
+        let mut stalls_at = self.state.list_progress().map(|at| at + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
@@ -279,7 +279,7 @@ impl Informer {
                 (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
-                    self.standing = self.standing.after(Event::Stalled, in_progress);
+                    self.state = self.state.after(Event::Stalled, in_progress);
                     self.place = None;
                     stalls_at = None;
                     continue;
@@ -298,14 +298,14 @@ impl Informer {
 
     async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
         let begins = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if self.standing.must_confirm(&update) && !self.confirm(batch, begins).await {
+        if self.state.must_confirm(&update) && !self.confirm(batch, begins).await {
             return None;
         }
         let listed = matches!(update, Update::ListEnd(_));
         let is_event = matches!(update, Update::Event(..));
         // A list is consistent as of its request, which may be long ago. If it only repeats the
         // objects for a new schema, it proves nothing: see `listed_at`.
-        let listing = self.standing.list_begin().filter(|_| listed);
+        let listing = self.state.list_begin().filter(|_| listed);
         match &update {
             &Update::ListBegin { reason } => {
                 let begin = ListBegin { reason, requested_at: received };
@@ -343,12 +343,12 @@ impl Informer {
         let listed_at = listing.filter(|begin| begin.reason != RelistReason::SchemaChanged);
         let listed_at = listed_at.map(|begin| begin.requested_at);
         // A snapshot may be as old as the state of the kubefan that sent it.
-        let listed_at = listed_at.filter(|_| !self.context.source.marks());
+        let listed_at = listed_at.filter(|_| !self.context.source.is_grpc());
         let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
         if listed {
             self.follow(Event::ListEnded);
             self.served.hub.warn(&self.reflector.warnings());
-            if self.standing.has_watch() {
+            if self.state.has_watch() {
                 self.served.hub.live();
             }
         }
@@ -419,10 +419,10 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         let is_kubefan = self.context.source.is_kubefan();
-        self.failures.log(&self.served, &error, is_kubefan, self.standing.denied_since().is_some());
+        self.failures.log(&self.served, &error, is_kubefan, self.state.denied_since().is_some());
         let is_denied = matches!(error.upstream(), Some(UpstreamError::Forbidden { .. }));
         self.interrupted(Event::Failed { denied_at: is_denied.then(Instant::now) });
-        if self.standing.has_watch() {
+        if self.state.has_watch() {
             // The objects could not be read again, but the watch is open.
             return None;
         }
@@ -486,7 +486,7 @@ impl Informer {
     fn forbidden(&mut self, message: &str) {
         let hub = &self.served.hub;
         let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
-        let is_recent = self.standing.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
+        let is_recent = self.state.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
         if hub.head().is_some() && is_recent {
             hub.trouble(message);
             return;

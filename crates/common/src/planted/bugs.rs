@@ -340,7 +340,7 @@ bugs! {
     /// memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `informers/informer/standing.rs`: an informer keeps its place in the scheduler of lists
+    /// `informers/informer/informer_state.rs`: an informer keeps its place in the scheduler of lists
     /// while it waits after a failure. Needs: as many failing caches as there are places.
     BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
 

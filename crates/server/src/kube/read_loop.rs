@@ -31,7 +31,7 @@ use super::{
     request_info::{client_of, notes_of},
     route::{Need, Proof, Route, depends_on_cached, route},
     status::Failure,
-    watch::{self, DefaultTimeouts, WatchParts, WatchStream},
+    watch::{self, DefaultTimeouts, WatchHandles, WatchParts},
 };
 use crate::target_lookup::Selected;
 
@@ -55,7 +55,7 @@ struct Fetched {
     found: Option<FoundCache>,
     fresh: ReadSource,
     snapshot: Option<Snapshot>,
-    subscribed: Option<(Subscription, WatchStream)>,
+    subscribed: Option<(Subscription, WatchHandles)>,
 }
 
 /// A step's input was not fetched: a mistake in the rules of [`route`].
@@ -306,7 +306,7 @@ impl<'a> ReadLoop<'a> {
     /// Subscribes a watch.
     async fn subscribe(&mut self) -> Result<(), NotFetched> {
         let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
-        let stream = WatchStream { of_lease: stream_waker.of_stream(), of_registered: stream_waker.of_stream() };
+        let handles = WatchHandles { for_lease: stream_waker.of_stream(), for_operator: stream_waker.of_stream() };
         let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
         let WatchOptions { start, marks_end, .. } = self.watch_options()?;
         let holder = self.fetched.place()?.holder();
@@ -319,7 +319,7 @@ impl<'a> ReadLoop<'a> {
             }
             Err(refusal) => Err(refusal),
         };
-        let subscribed = subscribed.map(|subscription| self.fetched.subscribed = Some((subscription, stream)));
+        let subscribed = subscribed.map(|subscription| self.fetched.subscribed = Some((subscription, handles)));
         self.facts.subscription = Some(subscribed);
         Ok(())
     }
@@ -344,10 +344,10 @@ impl<'a> ReadLoop<'a> {
             }
             // A watch has the warnings in its own headers.
             ReadRequest::Watch(options) => {
-                let (subscription, stream) = subscribed.ok_or(NotFetched)?;
+                let (subscription, handles) = subscribed.ok_or(NotFetched)?;
                 let sender = client_of(self.request).sender(&self.request.headers);
                 let served = found.selected.served;
-                let parts = WatchParts { read, served, subscription, place, sender, stream };
+                let parts = WatchParts { read, served, subscription, place, sender, handles };
                 return Ok(watch::open(&self.context.reads.reader, self.context.timeouts, options, parts));
             }
         };

@@ -58,16 +58,16 @@ pub struct WatchParts {
     pub place: FairPermit,
     /// The client.
     pub sender: RequestOrigin,
-    /// Its stream.
-    pub stream: WatchStream,
+    /// Handles to its stream.
+    pub handles: WatchHandles,
 }
 
-/// The stream of a watch, for the parts that may end it.
-pub struct WatchStream {
+/// Handles to the stream of a watch, for the parts that may end it.
+pub struct WatchHandles {
     /// Ends with the right of its caller.
-    pub of_lease: OfStream,
+    pub for_lease: OfStream,
     /// Ends on request of operators.
-    pub of_registered: OfStream,
+    pub for_operator: OfStream,
 }
 
 /// Opens a watch that was subscribed.
@@ -75,13 +75,13 @@ pub fn open(
     reader: &Reader,
     timeouts: &DefaultTimeouts,
     options: &WatchOptions,
-    WatchParts { read, served, subscription, place, sender, stream }: WatchParts,
+    WatchParts { read, served, subscription, place, sender, handles }: WatchParts,
 ) -> Answer {
-    let WatchStream { of_lease, of_registered } = stream;
+    let WatchHandles { for_lease, for_operator } = handles;
     let timeout = options.timeout.unwrap_or_else(|| timeouts.next());
     let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
-    let registered = reader.register(&read, sender, &served, &subscription, of_registered);
-    let lease = reader.lease(read, &served.gvr, holder, of_lease);
+    let registered = reader.register(&read, sender, &served, &subscription, for_operator);
+    let lease = reader.lease(read, &served.gvr, holder, for_lease);
     Answer::Watch(Box::new(OpenedWatch {
         subscription,
         bookmark_interval: options.bookmarks.then_some(BOOKMARK_INTERVAL),

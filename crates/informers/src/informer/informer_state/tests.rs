@@ -1,19 +1,18 @@
 use std::time::Duration;
 
 use super::*;
+use InformerState::{CheckDue, Delivering, ListDue, Rereading, WatchDue, Watching};
 use NextStep::{OpenWatch, ReadList, ReadWatch, RequestList, ReturnUpdate};
-use Standing::{CheckDue, Delivering, ListDue, Rereading, WatchDue, Watching};
 
-/// A transition: where the informer stands, the event, the reflector's next step, and where the
-/// informer stands then.
+/// A transition: the state, the event, the reflector's next step, and the state then.
 struct Row {
-    from: Standing,
+    from: InformerState,
     event: Event,
     next: NextStep,
-    to: Standing,
+    to: InformerState,
 }
 
-fn row(from: Standing, event: Event, next: NextStep, to: Standing) -> Row {
+fn row(from: InformerState, event: Event, next: NextStep, to: InformerState) -> Row {
     Row { from, event, next, to }
 }
 
@@ -77,8 +76,8 @@ const SCHEMA: RelistReason = RelistReason::SchemaChanged;
 #[test]
 fn a_cold_start_lists_and_a_warm_one_watches() {
     let of = Values::new();
-    let warm = Standing::Starting { asks_peers: true };
-    let cold = Standing::Starting { asks_peers: false };
+    let warm = InformerState::Starting { asks_peers: true };
+    let cold = InformerState::Starting { asks_peers: false };
     of.check([
         row(cold, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
         row(warm, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
@@ -250,12 +249,11 @@ fn after_a_failed_check_the_next_one_comes_before_any_request() {
         row(Delivering(of.begun(FIRST, 1), of.confirmed), waits, RequestList, ListDue(of.unplaced, of.unconfirmed)),
     ]);
     assert!(check_due.checks_first(false));
-    for standing in [ListDue(of.unplaced, of.confirmed), Delivering(of.placed(1), of.confirmed), WatchDue(of.confirmed)]
-    {
-        assert!(standing.checks_first(true) && !standing.checks_first(false), "{standing:?}");
+    for state in [ListDue(of.unplaced, of.confirmed), Delivering(of.placed(1), of.confirmed), WatchDue(of.confirmed)] {
+        assert!(state.checks_first(true) && !state.checks_first(false), "{state:?}");
     }
-    for standing in [Watching(of.unconfirmed), Rereading(of.begun(SCHEMA, 1), of.unconfirmed)] {
-        assert!(!standing.checks_first(true), "a watch is read on: {standing:?}");
+    for state in [Watching(of.unconfirmed), Rereading(of.begun(SCHEMA, 1), of.unconfirmed)] {
+        assert!(!state.checks_first(true), "a watch is read on: {state:?}");
     }
 }
 
@@ -296,7 +294,7 @@ fn a_failed_check_discards_all_updates_since_the_last_commit() {
     let version = ResourceVersion::new(5).unwrap();
     let listing = ListDue(of.begun(EXPIRED, 1), of.confirmed);
     let rereading = Rereading(of.begun(SCHEMA, 1), of.confirmed);
-    for (standing, begins, known, expected) in [
+    for (state, begins, known, expected) in [
         (Watching(of.confirmed), None, Some(version), Discard::Resume(version)),
         (WatchDue(of.confirmed), None, None, Discard::Relist(FIRST)),
         (listing, None, Some(version), Discard::Relist(EXPIRED)),
@@ -306,6 +304,6 @@ fn a_failed_check_discards_all_updates_since_the_last_commit() {
         (rereading, None, Some(version), Discard::ResumeAndReread(version)),
         (rereading, None, None, Discard::Relist(SCHEMA)),
     ] {
-        assert_eq!(standing.discard(begins, known), expected, "{standing:?}, {begins:?}, {known:?}");
+        assert_eq!(state.discard(begins, known), expected, "{state:?}, {begins:?}, {known:?}");
     }
 }

@@ -1,12 +1,12 @@
-//! The standing of an informer between two steps of its reflector.
+//! The state of an informer between two steps of its reflector.
 //!
 //! The reflector decides which request comes next. The informer decides the needs of that request:
 //! a place of the scheduler, a check of the cluster, a planned relist beside the watch. Each of
 //! these depends on earlier events, and a forgotten flag is a list without a place, or an update of
-//! another cluster in the cache. So all of it is one value, and [`Standing::after`] is the only
+//! another cluster in the cache. So all of it is one value, and [`InformerState::after`] is the only
 //! function that changes it. It does no I/O.
 //!
-//! | standing | the informer |
+//! | state | the informer |
 //! |---|---|
 //! | `Starting` | may ask peers for their state |
 //! | `CheckDue` | checks the cluster until it is confirmed |
@@ -22,9 +22,9 @@ use kubefan_model::ResourceVersion;
 use kubefan_upstream::reflector::NextStep;
 use tokio::time::Instant;
 
-/// The standing of an informer between two steps of its reflector.
+/// The state of an informer between two steps of its reflector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum InformerState {
     /// Nothing was requested yet. With `asks_peers`, a peer is asked for its state first.
     Starting { asks_peers: bool },
     /// The last check of the cluster failed. The next check comes before any request, and
@@ -70,7 +70,7 @@ pub(super) struct Answers {
     pub(super) denied_since: Option<Instant>,
 }
 
-/// An event that changes where an informer stands.
+/// An event that changes the state of an informer.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     /// It has started: with the state of a peer, or without a state.
@@ -113,8 +113,8 @@ pub(super) enum Discard {
     Relist(RelistReason),
 }
 
-impl Standing {
-    /// Returns where the informer stands after an event. `next` is the reflector's next step then.
+impl InformerState {
+    /// Returns the state after an event. `next` is the reflector's next step then.
     pub(super) fn after(self, event: Event, next: NextStep) -> Self {
         let list = self.list();
         let answers = self.answers();
@@ -159,7 +159,7 @@ impl Standing {
         }
     }
 
-    /// Returns where the informer stands before this step.
+    /// Returns the state before this step.
     fn before(next: NextStep, list: List, answers: Answers) -> Self {
         match next {
             NextStep::RequestList => Self::ListDue(list, answers),
