@@ -103,8 +103,8 @@ impl CacheQuota {
     }
 
     /// Returns a token that is cancelled when the cache has to end, because others need its bytes.
-    pub(super) fn ends(&self) -> CancellationToken {
-        self.membership.ends()
+    pub(super) fn end_token(&self) -> CancellationToken {
+        self.membership.end_token()
     }
 
     /// Returns the message for a cache that exceeds the bytes of all.

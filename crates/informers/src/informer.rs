@@ -73,7 +73,7 @@ pub(super) struct Informer {
     served: Served,
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
-    allowance: Option<CacheQuota>,
+    quota: Option<CacheQuota>,
     reflector: SourceReflector<StdRng>,
     writer: CacheWriter,
     retry: Retry,
@@ -101,7 +101,7 @@ impl Informer {
         schema: Arc<CachedSchema>,
         prover: Arc<Prover>,
         planned_relist: Arc<PlannedRelist>,
-        allowance: Option<CacheQuota>,
+        quota: Option<CacheQuota>,
         warm: bool,
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
@@ -113,7 +113,7 @@ impl Informer {
             served,
             schema,
             prover,
-            allowance,
+            quota,
             reflector,
             retry,
             random,
@@ -135,8 +135,8 @@ impl Informer {
             let message = format!("{gvr} is not cached: to the apiserver, {path} is not the path of this collection");
             return Stopped::NotCached(message);
         }
-        if let Some(allowance) = &self.allowance
-            && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
+        if let Some(quota) = &self.quota
+            && let Err(too_large) = quota.check_size_upstream(&self.context, &self.served).await
         {
             return too_large.into();
         }
@@ -392,7 +392,7 @@ impl Informer {
             self.served.hub.listed(at);
         }
         let (objects, bytes) = self.writer.size_with_list();
-        self.allowance.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
+        self.quota.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
     /// Decides how to react to a failure.

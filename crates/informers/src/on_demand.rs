@@ -225,13 +225,12 @@ impl Registry {
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         // Counted before the first sync: the bytes count from the first page of the list on.
         drop(cache.tenants.begin(tenant));
-        let allowance = CacheQuota::new(limits, cache.tenants.clone());
+        let quota = CacheQuota::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {
             // No warm start: a peer's cache may exceed the quota.
-            let ended =
-                guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known.clone(), false).await;
+            let ended = guard.registry.clone().supervise(guard.cache.clone(), Some(quota), known.clone(), false).await;
             let is_not_cached = ended.reason.phase == Phase::NotCached;
             guard.ended = Some(ended);
             let registry = guard.registry.clone();

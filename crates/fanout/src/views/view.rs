@@ -167,27 +167,26 @@ impl View {
     }
 
     /// Whether events are tested outside of the critical section, because that takes long.
-    pub fn defers(&self) -> bool {
-        self.tests() > 2 * TESTED_AT_ONCE_MAX
+    pub fn tests_later(&self) -> bool {
+        self.tests_per_event() > 2 * TESTED_AT_ONCE_MAX
     }
 
     /// The cost of testing an event, which is two objects.
-    fn tests(&self) -> usize {
+    fn tests_per_event(&self) -> usize {
         let comparison = if self.encoder.format().only_changes() { COMPARISON_TESTS } else { 0 };
         2 * self.selection.tests() + comparison
     }
 
     /// Appends an event to be tested later. Returns whether the view must be queued for that.
-    pub fn defer(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
+    pub fn append_untested(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
         let mut state = self.state();
         self.push(&mut state, LogItem::Untested(event.clone(), received));
         !std::mem::replace(&mut state.is_queued, true)
     }
 
-    /// Tests a slice of the events that were deferred, without a lock. Called by one task at a
-    /// time.
+    /// Tests a slice of the untested events, without a lock. Called by one task at a time.
     pub fn test_slice(&self) -> TestedSlice {
-        let events_max = (SLICE_TESTS / self.tests()).max(1);
+        let events_max = (SLICE_TESTS / self.tests_per_event()).max(1);
         let (from, events) = self.state().log.untested(events_max);
         let found = events.into_iter().map(|(event, received)| {
             let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(&event, *seen));
