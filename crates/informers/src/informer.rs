@@ -3,10 +3,10 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Three places decide this. `informer_state` decides the needs of the next step, and when
-//! the identity of the cluster must be confirmed; `confirmation` does that before any update is
-//! applied. `handle` decides for each failure the state that readers see (stale, forbidden, gone)
-//! and the next action (retry, relist, stop).
+//! own reaction. Three places decide this. `informer_state` decides the needs of the next step, and
+//! when the identity of the cluster must be confirmed; `confirmation` does that before any update
+//! is applied. `handle` decides for each failure the state that readers see (stale, forbidden,
+//! gone) and the next action (retry, relist, stop).
 //!
 //! Subscribers are not woken for every event. Events that upstream sent together are applied
 //! together, and the informer wakes subscribers when it has read everything that has arrived. One
@@ -17,6 +17,7 @@
 //! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
 //! a resource that hangs must not keep the others from being listed.
 
+mod apply;
 mod confirmation;
 mod informer_state;
 mod next;
@@ -39,10 +40,9 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
 
 use self::{
-    informer_state::{Event, InformerState, ListBegin},
+    informer_state::{Event, InformerState},
     next::{Next, Unannounced},
 };
 use super::{
@@ -64,8 +64,6 @@ use super::{
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 /// Time for which a list may hold its place without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
-/// Objects to pack before yielding to other tasks: a few milliseconds of work.
-const PREPARE_OBJECTS: usize = 100;
 
 /// The list and watch of one cache.
 pub(super) struct Informer {
@@ -294,105 +292,6 @@ impl Informer {
                 *advanced_to = Some(version);
             }
         }
-    }
-
-    async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
-        let begins = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if self.state.must_confirm(&update) && !self.confirm(batch, begins).await {
-            return None;
-        }
-        let listed = matches!(update, Update::ListEnd(_));
-        let is_event = matches!(update, Update::Event(..));
-        // A list is consistent as of its request, which may be long ago. If it only repeats the
-        // objects for a new schema, it proves nothing: see `listed_at`.
-        let listing = self.state.list_begin().filter(|_| listed);
-        match &update {
-            &Update::ListBegin { reason } => {
-                let begin = ListBegin { reason, requested_at: received };
-                self.follow(Event::ListBegun { begin, at: Instant::now() });
-            }
-            Update::ListItem(_) => self.follow(Event::ItemReceived(Instant::now())),
-            // Its place is held until it is applied.
-            Update::ListEnd(_) => {}
-            _ => self.follow(Event::Updated),
-        }
-        let hub = &self.served.hub;
-        match &update {
-            &Update::ListBegin { reason } => {
-                hub.listing(reason);
-                self.planned_relist.list_begun(received);
-                info!(resource = %self.served.gvr, media = self.served.parser.media().as_str(), reason = reason.as_str(), "listing");
-            }
-            Update::Event(kind, _) => hub.metrics().received(*kind),
-            Update::WentBack { reached } => {
-                let message = format!("the cluster is at version {reached}, below one that it had sent; listing again");
-                warn!(resource = %self.served.gvr, message);
-                batch.wake();
-                hub.trouble(message);
-            }
-            _ => {}
-        }
-        let first = self.writer.version().is_none();
-        if listed {
-            // A list may remove many objects, so other tasks get a turn in between.
-            while self.writer.prepare(PREPARE_OBJECTS) {
-                yield_now().await;
-            }
-        }
-        let proven_at = self.context.source.proof_in(&update, received);
-        let listed_at = listing.filter(|begin| begin.reason != RelistReason::SchemaChanged);
-        let listed_at = listed_at.map(|begin| begin.requested_at);
-        // A snapshot may be as old as the state of the kubefan that sent it.
-        let listed_at = listed_at.filter(|_| !self.context.source.is_grpc());
-        let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
-        if listed {
-            self.follow(Event::ListEnded);
-            self.served.hub.warn(&self.reflector.warnings());
-            if self.state.has_watch() {
-                self.served.hub.live();
-            }
-        }
-        let hub = &self.served.hub;
-        // A new watch repeats the events of a version that may have more of them. Repeated events
-        // prove nothing new.
-        let is_again = is_event && matches!(applied, Ok(None));
-        let is_applied = applied.is_ok() && !is_again;
-        if is_applied && begins.is_none() {
-            self.retry.served();
-        }
-        match applied {
-            Ok(Some(commit)) => {
-                if first {
-                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.served.parser.media().as_str(), version = %commit.version.whole(), objects = commit.store.len(), bytes = commit.store.json_bytes(), "synced");
-                    // Before the commit: readers that have waited for the first state also find the
-                    // time of its list.
-                    if let Some(at) = listed_at {
-                        hub.listed(at);
-                    }
-                }
-                batch.commit(commit, received);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                // Applying it would repeat or reorder events. Only a list restores the true state.
-                warn!(resource = %self.served.gvr, %error, "listing again");
-                batch.wake();
-                hub.trouble(error.to_string());
-                self.relist(RelistReason::OutOfOrder);
-                self.retry.wait_after(None).await;
-            }
-        }
-        // After the commit: a proved state is served at once, and this proof does not hold for the
-        // state before.
-        if let Some(at) = proven_at.filter(|_| is_applied) {
-            self.retry.watched();
-            self.served.hub.proved(at);
-        }
-        if let Some(at) = listed_at.filter(|_| is_applied) {
-            self.served.hub.listed(at);
-        }
-        let (objects, bytes) = self.writer.size_with_list();
-        self.quota.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
     /// Decides how to react to a failure.
