@@ -13,7 +13,7 @@
 //! wake per event would multiply the wake-ups under load, exactly when they are expensive. Waiting
 //! for a timer instead would delay a single event.
 //!
-//! Every list needs a place of the scheduler. The informer holds it from the first request to the
+//! Every list needs a permit of the scheduler. The informer holds it from the first request to the
 //! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
 //! a resource that hangs must not keep the others from being listed.
 
@@ -50,7 +50,7 @@ use super::{
     cached_schema::CachedSchema,
     consistency::Prover,
     failure_log::FailureLog,
-    list_scheduler::{ListPlace, ListPriority},
+    list_scheduler::{ListPermit, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
     shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
@@ -62,7 +62,7 @@ use super::{
 /// Time for which a cache keeps serving its state after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-/// Time for which a list may hold its place without receiving anything.
+/// Time for which a list may hold its permit without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// The list and watch of one cache.
@@ -80,8 +80,8 @@ pub(super) struct Informer {
     failures: FailureLog,
     /// Decides the needs of the next step.
     state: InformerState,
-    /// Held for as long as `state` has a list with a place.
-    place: Option<ListPlace>,
+    /// Held for as long as `state` has a list with a permit.
+    permit: Option<ListPermit>,
     /// Waits for as long as `state` has a watch.
     due_relist: Option<DueRelist>,
 }
@@ -118,7 +118,7 @@ impl Informer {
             planned_relist,
             failures: FailureLog::default(),
             state: InformerState::Starting { asks_peers: warm },
-            place: None,
+            permit: None,
             due_relist: None,
         }
     }
@@ -193,14 +193,14 @@ impl Informer {
         batch.commit(commit, Instant::now());
     }
 
-    /// Notes an event. Drops the place and the wait for a planned relist if the informer may no
+    /// Notes an event. Drops the permit and the wait for a planned relist if the informer may no
     /// longer hold them.
     fn follow(&mut self, event: Event) {
         self.state = self.state.after(event, self.reflector.next_step());
         if self.state.list_progress().is_none() {
-            self.place = None;
+            self.permit = None;
         }
-        // Without a watch, a place for the planned relist would be held for nothing.
+        // Without a watch, a permit for the planned relist would be held for nothing.
         if !self.state.has_watch() {
             self.due_relist = None;
         }
@@ -219,11 +219,11 @@ impl Informer {
     /// applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
-            if self.state.needs_place() {
+            if self.state.needs_permit() {
                 unannounced.batch.wake();
                 let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
-                self.place = Some(self.context.lists.acquire(priority).await);
-                self.follow(Event::PlaceGiven(Instant::now()));
+                self.permit = Some(self.context.lists.acquire(priority).await);
+                self.follow(Event::PermitAcquired(Instant::now()));
             }
             let mut advanced_to = None;
             let next = self.step_or_advance(&mut advanced_to, unannounced).await;
@@ -232,14 +232,14 @@ impl Informer {
             }
             match next {
                 Next::Step(step) => return step,
-                Next::Relist(reason, place) => {
-                    self.place = Some(place);
+                Next::Relist(reason, permit) => {
+                    self.permit = Some(permit);
                     self.due_relist = None;
                     match reason {
                         RelistReason::SchemaChanged => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
                     }
-                    self.follow(Event::PlaceGiven(Instant::now()));
+                    self.follow(Event::PermitAcquired(Instant::now()));
                 }
             }
         }
@@ -267,18 +267,18 @@ impl Informer {
         }
         unannounced.steps = 0;
         unannounced.batch.wake();
-        let due_relist = || self.planned_relist.clone().due_with_place(self.context.lists.clone());
+        let due_relist = || self.planned_relist.clone().due_with_permit(self.context.lists.clone());
         let due_relist = self.due_relist.get_or_insert_with(due_relist);
         loop {
             let range = tokio::select! {
                 biased;
                 done = &mut step => return Next::Step(done),
                 range = self.prover.next_empty_range(), if watching => range,
-                (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
+                (reason, permit) = &mut *due_relist, if watching => return Next::Relist(reason, permit),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
                     self.state = self.state.after(Event::Stalled, in_progress);
-                    self.place = None;
+                    self.permit = None;
                     stalls_at = None;
                     continue;
                 }

@@ -123,7 +123,7 @@ async fn fetch_confirmed(
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
-    let _place = context.lists.acquire(ListPriority::First).await;
+    let _permit = context.lists.acquire(ListPriority::First).await;
     let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
     // Another cluster's objects confirm nothing.
     context.upstream.confirm().await?;
@@ -209,7 +209,8 @@ async fn compare(
         keys.push(format!("{surplus} that upstream does not have"));
     }
     match count + surplus {
-        // A cluster that has not reached `version` has another history, so it does not prove that the state is current.
+        // A cluster that has not reached `version` has another history, so it does not prove that
+        // the state is current.
         0 if pages.version() >= Some(version.whole()) => Ok(StateAge::Current),
         0 => Ok(StateAge::Outdated),
         count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),

@@ -73,9 +73,9 @@ impl UpstreamRead<'_> {
     async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
         let Served { gvr, hub, .. } = self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| unsynced(self.served))?;
-        let mut place = None;
+        let mut permit = None;
         if with_state {
-            place = Some(self.context.lists.acquire(ListPriority::Backfill).await);
+            permit = Some(self.context.lists.acquire(ListPriority::Backfill).await);
         }
         let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
         // Upstream sends whole versions. Events up to `from` are read only for the state.
@@ -174,7 +174,7 @@ impl UpstreamRead<'_> {
                 continue;
             }
             if let Update::ListEnd(version) = update {
-                drop(place.take());
+                drop(permit.take());
                 if !version.is_at(start) {
                     let message =
                         format!("upstream answered a list at version {start} with the state at version {version}");

@@ -98,7 +98,7 @@ impl Informer {
                 self.follow(Event::ListBegun { begin, at: Instant::now() });
             }
             Update::ListItem(_) => self.follow(Event::ItemReceived(Instant::now())),
-            // Its place is held until it is applied.
+            // Its permit is held until it is applied.
             Update::ListEnd(_) => {}
             _ => self.follow(Event::Updated),
         }
