@@ -41,7 +41,7 @@ const BATCH_BYTES_MAX: usize = 64 << 10;
 pub struct Subscription {
     hub: Arc<Hub>,
     view: Arc<View>,
-    /// Its place among the wakers of the view.
+    /// The id of its waker in the view.
     waker_id: usize,
     waker: Arc<StreamWaker>,
     cursor: Cursor,
@@ -80,7 +80,7 @@ pub struct Subscription {
 /// A view that a subscription has joined, and where it starts there.
 pub(super) struct JoinedView {
     pub(super) view: Arc<View>,
-    /// The place of the waker among those of the view.
+    /// The id of the waker in the view.
     pub(super) waker_id: usize,
     pub(super) waker: Arc<StreamWaker>,
     pub(super) start: StartPoint,

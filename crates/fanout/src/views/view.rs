@@ -263,22 +263,22 @@ impl View {
     /// Wakes every subscription that waits. Returns their numbers.
     ///
     /// The lock is taken for a few wakers at a time and never while one wakes: a subscription that
-    /// joins or leaves has the hub's lock, which must not wait for a wave. A waker keeps its place,
+    /// joins or leaves has the hub's lock, which must not wait for a wave. A waker keeps its id,
     /// so none that was armed before is missed. One that has left meanwhile wakes a stream that is
     /// gone.
     pub fn wake(&self) -> Woken {
         let mut woken = Woken::default();
-        let mut place = 0;
+        let mut next_id = 0;
         loop {
             let armed: SmallVec<[Arc<StreamWaker>; WAKERS_PER_LOCK]> = {
                 let wakers = self.wakers();
-                if place >= wakers.capacity() {
+                if next_id >= wakers.capacity() {
                     return woken;
                 }
-                let places = place..place + WAKERS_PER_LOCK;
-                places.filter_map(|place| wakers.get(place).filter(|waker| waker.is_armed()).cloned()).collect()
+                let ids = next_id..next_id + WAKERS_PER_LOCK;
+                ids.filter_map(|id| wakers.get(id).filter(|waker| waker.is_armed()).cloned()).collect()
             };
-            place += WAKERS_PER_LOCK;
+            next_id += WAKERS_PER_LOCK;
             woken = [woken, armed.iter().map(|waker| waker.wake()).sum()].into_iter().sum();
         }
     }
@@ -464,7 +464,7 @@ impl View {
         (past, state.log.reencoded_between(cursor, past))
     }
 
-    /// Adds a subscription of a tenant. Returns its place among the wakers.
+    /// Adds a subscription of a tenant. Returns the id of its waker.
     pub fn join(&self, waker: Arc<StreamWaker>, tenant_bytes: &Arc<TenantBytes>) -> usize {
         let mut state = self.state();
         state.subscribers += 1;
