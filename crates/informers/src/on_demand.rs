@@ -37,7 +37,7 @@ use super::{
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
-    on_demand_eviction::{self, Room, ScopedResource, Taken},
+    on_demand_eviction::{self, OnDemandPlace, Room, ScopedResource},
     registry::Registry,
 };
 
@@ -264,8 +264,8 @@ impl Registry {
     }
 
     /// Returns the places that readers have taken.
-    fn places(&self) -> HashMap<ScopedResource, Taken> {
-        let mut places = HashMap::<ScopedResource, Taken>::new();
+    fn places(&self) -> HashMap<ScopedResource, OnDemandPlace> {
+        let mut places = HashMap::<ScopedResource, OnDemandPlace>::new();
         let mut configured = HashSet::new();
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
@@ -276,7 +276,7 @@ impl Registry {
             let HubStatus { phase, subscribers, used_at, .. } = cache.served.hub.status();
             let idle_min = if phase == Phase::Syncing { PLACE_SYNCING_MIN } else { PLACE_IDLE_MIN };
             let idle_since = (subscribers == 0 && used_at.elapsed() >= idle_min).then_some(used_at);
-            let taken = Taken { idle_since, subscribers, tenant: tenant.clone(), at: *at };
+            let taken = OnDemandPlace { idle_since, subscribers, tenant: tenant.clone(), at: *at };
             places.entry(place).and_modify(|known| known.add(&taken)).or_insert(taken);
         }
         places.retain(|place, _| !configured.contains(place));
