@@ -16,8 +16,8 @@ pub struct CacheFacts<'a> {
     pub narrowed_by: &'a FieldSelector,
     /// The verdict about the caller.
     pub verdict: Option<Result<(), NotAllowed>>,
-    /// Whether there is a place for the read.
-    pub place: Option<Result<(), Refusal>>,
+    /// Whether the read is admitted: there is a place for it.
+    pub admission: Option<Result<(), Refusal>>,
     /// The encodings in which the resource was cached when the read got its place. Empty if the
     /// decision does not depend on them.
     pub cached: Vec<Media>,
@@ -104,7 +104,7 @@ impl<'a> CacheFacts<'a> {
             fallback,
             narrowed_by,
             verdict: None,
-            place: None,
+            admission: None,
             cached: Vec::new(),
             formats: vec![FormatFacts::default(); read.formats.len()],
             is_large: None,

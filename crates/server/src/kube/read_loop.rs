@@ -135,7 +135,7 @@ impl<'a> ReadLoop<'a> {
     async fn fetch(&mut self, need: Need) -> Result<(), NotFetched> {
         match need {
             Need::Verdict => self.authorize().await,
-            Need::Place => self.admit()?,
+            Need::Admission => self.admit()?,
             Need::StartForLater(format) => self.start_for_later(format)?,
             Need::Cache { format, waits_for_sync } => self.find(format, waits_for_sync).await?,
             Need::Size => self.measure().await?,
@@ -175,7 +175,7 @@ impl<'a> ReadLoop<'a> {
             ReadRequest::Watch(_) => reads.reader.admit_stream(holder),
             ReadRequest::Get(_) | ReadRequest::List(_) => reads.reader.admit_read(holder),
         };
-        self.facts.place = Some(place.map(|place| self.fetched.place = Some(place)));
+        self.facts.admission = Some(place.map(|place| self.fetched.place = Some(place)));
         if depends_on_cached(&self.read, self.facts.fallback) {
             self.facts.cached = reads.cached(self.read.path);
         }

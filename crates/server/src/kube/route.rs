@@ -49,8 +49,9 @@ pub enum Route {
 pub enum Need {
     /// The verdict about the caller.
     Verdict,
-    /// A place among the reads or the streams. With it, [`CacheFacts::cached`] is looked up.
-    Place,
+    /// The admission, which is a place among the reads or the streams. With it,
+    /// [`CacheFacts::cached`] is looked up.
+    Admission,
     /// The start of the cache in the format with this index. This read does not wait for it, and
     /// later ones find it.
     StartForLater(usize),
@@ -143,7 +144,7 @@ fn check_answerable(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), U
     if !has_upstream && !matches!(read.request, ReadRequest::Get(_)) {
         check_coverage()?;
     }
-    facts.place.as_ref().ok_or(Need::Place)?.clone()?;
+    facts.admission.as_ref().ok_or(Need::Admission)?.clone()?;
     let found = find_cache(read, facts)?;
     match &read.request {
         ReadRequest::Get(freshness) => get(*freshness, read, facts, found),

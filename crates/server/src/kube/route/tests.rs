@@ -99,7 +99,7 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
     let mut facts = CacheFacts::new(fallback, &ALL, &read);
     facts.verdict = Some(Ok(()));
-    facts.place = Some(Ok(()));
+    facts.admission = Some(Ok(()));
     facts.cached = vec![Media::Json];
     facts.formats[0].cache = Some(Ok(cache(Media::Json)));
     facts.is_large = Some(false);
@@ -243,11 +243,11 @@ fn the_request_and_its_caller_come_first() {
             |_, facts| facts.narrowed_by = &*NARROW,
             ["upstream", "cache"],
         ),
-        ("a read takes a place", ANY, |_, facts| facts.place = None, ["needs place", "needs place"]),
+        ("a read takes a place", ANY, |_, facts| facts.admission = None, ["needs admission", "needs admission"]),
         (
             "a limit of places is final",
             ANY,
-            |_, facts| facts.place = Some(Err(Refusal::Exhausted(String::new()))),
+            |_, facts| facts.admission = Some(Err(Refusal::Exhausted(String::new()))),
             ["cache 429", "cache 429"],
         ),
     ]);
@@ -523,13 +523,15 @@ fn after(need: &Need, read: &Read, facts: &Facts) -> Vec<Facts> {
         Need::Verdict => [Ok(()), Err(NotAllowed::Denied(forbidden()))]
             .map(|verdict| with(&|facts| facts.verdict = Some(verdict.clone())))
             .into(),
-        Need::Place => [
+        Need::Admission => [
             (Ok(()), vec![]),
             (Ok(()), vec![Media::Json]),
             (Ok(()), vec![Media::Json, Media::Protobuf]),
             (Err(Refusal::Exhausted(String::new())), vec![]),
         ]
-        .map(|(place, cached)| with(&|facts| (facts.place, facts.cached) = (Some(place.clone()), cached.clone())))
+        .map(|(admission, cached)| {
+            with(&|facts| (facts.admission, facts.cached) = (Some(admission.clone()), cached.clone()))
+        })
         .into(),
         Need::StartForLater(format) => vec![with(&|facts| facts.formats[*format].is_started = true)],
         Need::Cache { format, .. } => {
