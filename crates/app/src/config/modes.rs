@@ -35,8 +35,8 @@ impl Section for ModeOptions {
         Self { modes: self.modes.or(lower.modes) }
     }
 
-    fn read<'de, M: MapAccess<'de>>(&mut self, place: &str, key: &str, map: &mut M) -> Result<bool, M::Error> {
-        if !place.is_empty() || key != "modes" {
+    fn read<'de, M: MapAccess<'de>>(&mut self, map_name: &str, key: &str, map: &mut M) -> Result<bool, M::Error> {
+        if !map_name.is_empty() || key != "modes" {
             return Ok(false);
         }
         self.modes = map.next_value()?;
