@@ -6,7 +6,7 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration, ListenAddress,
-    access::{Access, Need},
+    access::{Access, Requirement},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
     callers::{CallerConfig, CallerOptions},
@@ -156,7 +156,7 @@ impl ServeOptions {
             ],
         )?;
         if config.serving.consistent_reads == ConsistentReads::Upstream {
-            access.require("tuning.consistentReads: upstream", Need::Forwarding)?;
+            access.require("tuning.consistentReads: upstream", Requirement::Forwarding)?;
         }
         peer.check(matches!(config.serving.tls, Some(TlsSource::Managed(_))))?;
         if config.cache.resources.is_empty() && !config.on_demand.is_on {
