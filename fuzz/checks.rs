@@ -28,7 +28,7 @@ use kubefan_common::{
         TransferTrailer, WatchRequest, transfer_entry::Entry, transfer_response::Part,
     },
 };
-use kubefan_fanout::{CacheRequest, Catalog, Fresh, Patience, Served};
+use kubefan_fanout::{CacheRequest, Catalog, Patience, ReadSource, Served};
 use kubefan_model::{
     GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope,
     fields::FieldTable,
@@ -243,7 +243,7 @@ impl Catalog for EmptyCatalog {
         _: &Served,
         _: Option<&kubefan_model::selection::Selection>,
         _: Patience,
-    ) -> Result<Fresh, Refusal> {
+    ) -> Result<ReadSource, Refusal> {
         Err(Refusal::NotFound("the catalog is empty".to_owned()))
     }
 

@@ -8,7 +8,7 @@ use futures::future::join_all;
 use http_body_util::BodyExt;
 use kubefan_cache::Refusal;
 use kubefan_common::proto::v1alpha1::ListRequest;
-use kubefan_fanout::{Catalog, Fresh, Patience, ProvedState, Served};
+use kubefan_fanout::{Catalog, Patience, ProvedState, ReadSource, Served};
 use kubefan_model::{
     selection::Selection,
     selector::{FieldSelector, LabelSelector},
@@ -55,7 +55,7 @@ pub(crate) async fn quiet() -> Rig {
 }
 
 /// Serves a consistent read of pods.
-async fn prove(rig: &Rig) -> Result<Fresh, Refusal> {
+async fn prove(rig: &Rig) -> Result<ReadSource, Refusal> {
     let served = served(rig).await;
     rig.catalog.prove(&served, Some(&everything(&served)), Patience::Bookmark).await
 }
@@ -75,10 +75,10 @@ fn everything(served: &Served) -> Selection {
     Selection::bind("", "", labels, &fields, &served.fields, served.parser.clone(), &served.gvr).unwrap()
 }
 
-fn state(fresh: Fresh) -> ProvedState {
-    match fresh {
-        Fresh::State(proved) => proved,
-        Fresh::Cache | Fresh::AtLeast(_) => panic!("the cache itself was proved"),
+fn state(source: ReadSource) -> ProvedState {
+    match source {
+        ReadSource::Proved(proved) => proved,
+        ReadSource::Cache | ReadSource::CacheAtLeast(_) => panic!("the cache itself was proved"),
     }
 }
 
@@ -148,8 +148,8 @@ async fn the_state_of_a_quiet_cache_is_proved_by_one_list() {
 async fn one_list_serves_all_earlier_reads() {
     let rig = quiet().await;
     let version = write_configmap(&rig.sim);
-    for fresh in join_all((0..1000).map(|_| prove(&rig))).await {
-        assert_eq!(state(fresh.unwrap()).version.get(), version);
+    for source in join_all((0..1000).map(|_| prove(&rig))).await {
+        assert_eq!(state(source.unwrap()).version.get(), version);
     }
     assert_eq!(metadata_lists(&rig.network), 1);
     // And lists over HTTP.
@@ -273,7 +273,7 @@ async fn a_large_cache_is_proved_by_a_bookmark() {
     let rig = Rig::synced(sim, setup).await;
     sleep(Duration::from_secs(20)).await;
     let version = write_configmap(&rig.sim);
-    assert!(matches!(prove(&rig).await.unwrap(), Fresh::Cache));
+    assert!(matches!(prove(&rig).await.unwrap(), ReadSource::Cache));
     assert_eq!(head(&served(&rig).await), version);
     assert_eq!((metadata_lists(&rig.network), lookups(&rig.network), probes(&rig)), (0, 1, 1.0));
 }
@@ -298,7 +298,7 @@ async fn a_list_that_fails_proves_nothing() {
     let rig = quiet().await;
     let version = write_configmap(&rig.sim);
     rig.fault(Verb::List, Fault::InternalError, 1);
-    assert!(matches!(prove(&rig).await.unwrap(), Fresh::Cache), "a bookmark proves the cache");
+    assert!(matches!(prove(&rig).await.unwrap(), ReadSource::Cache), "a bookmark proves the cache");
     assert!(head(&served(&rig).await) >= version);
     // Another cluster, with the same versions.
     let mut other = Setup::of(&["pods"]);

@@ -12,7 +12,7 @@ use kubefan_model::{
 };
 use tokio::time::Instant;
 
-use crate::hub::{Fresh, Hub};
+use crate::hub::{Hub, ReadSource};
 
 /// A resource that is served in one scope.
 #[derive(Clone)]
@@ -115,7 +115,12 @@ pub trait Catalog: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Refusal::Unavailable`] if none arrived in time: upstream has to answer the read.
-    async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal>;
+    async fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> Result<ReadSource, Refusal>;
 
     /// Waits until the cache itself has reached the version that the cluster had at this call, for
     /// a reader that names a version. Unlike [`Self::prove`], it lists no metadata.

@@ -15,6 +15,6 @@ pub(crate) use self::reads::HistoryError;
 pub use self::{
     batch::CommitBatch,
     core::{COALESCE_MAX, CachePosition, ClusterName, Continuation, Hub, HubOptions},
-    proved::{Fresh, ProvedState},
+    proved::{ProvedState, ReadSource},
     status::HubStatus,
 };

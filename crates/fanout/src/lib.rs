@@ -17,10 +17,11 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{CacheRequest, Catalog, Patience, Served};
-pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
+pub use hub::{CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource};
 pub use send::FrameBuf;
 pub use subscribe::{
-    Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,
+    NotSubscribed, Observed, Observer, Provided, Start, SubscribeNeed, SubscribeOptions, Subscription,
+    options::ProvidedBackfill,
 };
 pub use views::log::Behind;
 pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kubefan_fanout::Served;
-use kubefan_model::GroupVersionResource;
+use kubefan_model::{GroupVersionResource, Media};
 use kubefan_upstream::client::{Verb, encode_query};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
@@ -47,13 +47,30 @@ pub struct SizeLimits {
 /// The bytes that all caches of one encoding may share.
 #[derive(Clone)]
 pub(super) struct EncodingBudget {
+    pub(super) media: Media,
     pub(super) bytes_max: usize,
-    /// The name of these bytes in messages.
-    pub(super) unit: &'static str,
-    /// The key of the configuration file that raises `bytes_max`.
-    pub(super) flag: &'static str,
     /// The caches that share it.
     pub(super) used: SharedBytes,
+}
+
+impl EncodingBudget {
+    /// Returns the name of these bytes in messages.
+    fn unit(&self) -> &'static str {
+        match self.media {
+            Media::Json => "bytes",
+            Media::Protobuf => "bytes of protobuf",
+            Media::Table => "bytes of tables",
+        }
+    }
+
+    /// Returns the key of the configuration file that raises `bytes_max`.
+    fn setting(&self) -> &'static str {
+        match self.media {
+            Media::Json => "limits.onDemandBytesMax",
+            Media::Protobuf => "limits.protobufBytesMax",
+            Media::Table => "limits.cacheTablesBytesMax",
+        }
+    }
 }
 
 /// The message that a cache exceeds its quota. It names the setting to raise.
@@ -86,15 +103,19 @@ impl CacheQuota {
     }
 
     /// Returns a token that is cancelled when the cache has to end, because others need its bytes.
-    pub(super) fn ends(&self) -> CancellationToken {
-        self.membership.ends()
+    pub(super) fn end_token(&self) -> CancellationToken {
+        self.membership.end_token()
     }
 
     /// Returns the message for a cache that exceeds the bytes of all.
     pub(super) fn too_many_bytes(&self, gvr: &GroupVersionResource) -> String {
-        let EncodingBudget { bytes_max, unit, flag, .. } = self.limits.budget;
-        let or_name = if flag.starts_with("--on") { ", or name it with --resource" } else { "" };
-        format!("with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {flag}{or_name}")
+        let budget = &self.limits.budget;
+        let EncodingBudget { media, bytes_max, .. } = budget;
+        let unit = budget.unit();
+        let setting = budget.setting();
+        // The other encodings of a configured resource count as well.
+        let or_name = if *media == Media::Json { ", or name it with --resource" } else { "" };
+        format!("with {gvr} more than {bytes_max} {unit} would be cached on demand; raise {setting}{or_name}")
     }
 
     /// Records the current size of the cache, and fails if it exceeds a limit.
@@ -140,7 +161,10 @@ impl CacheQuota {
         let Ok(FirstPage { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
         // The apiserver does not count when a selector is set.
         let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
-        let CacheLimits { objects_max, budget: EncodingBudget { bytes_max, unit, flag, .. }, .. } = self.limits;
+        let CacheLimits { objects_max, ref budget, .. } = self.limits;
+        let bytes_max = budget.bytes_max;
+        let unit = budget.unit();
+        let setting = budget.setting();
         // Other objects may be smaller than the first, so the estimate counts a quarter of its
         // size.
         let clearly_too_large = objects.saturating_mul(body.len()) / 4 > bytes_max;
@@ -148,9 +172,9 @@ impl CacheQuota {
             let (most, remedy) = match objects_max {
                 Some(most) => (
                     format!("{most} objects and "),
-                    format!("limits.onDemandObjectsMax or {flag}, or name it with --resource"),
+                    format!("limits.onDemandObjectsMax or {setting}, or name it with --resource"),
                 ),
-                None => (String::new(), flag.to_owned()),
+                None => (String::new(), setting.to_owned()),
             };
             return Err(TooLarge(format!(
                 "{} has {objects} objects, the first of {} bytes; on demand at most {most}{bytes_max} {unit} are cached; \
@@ -160,5 +184,30 @@ impl CacheQuota {
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message_of_a_full_budget(media: Media) -> String {
+        let budget = EncodingBudget { media, bytes_max: 100, used: SharedBytes::default() };
+        let limits = CacheLimits { objects_max: None, budget, checks_first: false, is_configured: false };
+        let pods = GroupVersionResource::new("", "v1", "pods");
+        let TooLarge(message) = CacheQuota::new(limits, Arc::default()).record(&pods, 1, 101).err().unwrap();
+        message
+    }
+
+    #[test]
+    fn the_message_of_a_full_budget_names_the_settings_that_help() {
+        for (media, settings) in [
+            (Media::Json, "raise limits.onDemandBytesMax, or name it with --resource"),
+            (Media::Protobuf, "raise limits.protobufBytesMax"),
+            (Media::Table, "raise limits.cacheTablesBytesMax"),
+        ] {
+            let message = message_of_a_full_budget(media);
+            assert!(message.ends_with(settings), "{message}");
+        }
     }
 }

@@ -79,15 +79,15 @@ impl CachedSchema {
         planned_relist: &PlannedRelist,
         update: Update,
     ) -> Result<Option<Commit>, UpdateError> {
-        let ends_encoding = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
+        let may_end_old_schema = matches!(update, Update::ListEnd(_)) || writer.awaits_version();
         let applied = writer.apply(update);
         let is_complete = !writer.awaits_version() && !writer.is_listing();
-        if ends_encoding {
+        if may_end_old_schema {
             self.lock().awaits_version = writer.awaits_version();
         }
         // A list does not show a change of the schema that was noticed while it ran. The relist
         // that is planned then does.
-        if ends_encoding && applied.is_ok() && is_complete && !planned_relist.is_planned() {
+        if may_end_old_schema && applied.is_ok() && is_complete && !planned_relist.is_planned() {
             self.list_completed();
         }
         applied

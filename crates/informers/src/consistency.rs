@@ -42,7 +42,7 @@ use kubefan_common::{
     planted::{self, Bug},
     unless_planted,
 };
-use kubefan_fanout::{CachePosition, Fresh, Hub, Patience, Served};
+use kubefan_fanout::{CachePosition, Hub, Patience, ReadSource, Served};
 use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
 use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};
@@ -157,20 +157,20 @@ impl Prover {
         self: &Arc<Self>,
         listed: Option<&Selection>,
         patience: Patience,
-    ) -> Result<Fresh, Refusal> {
+    ) -> Result<ReadSource, Refusal> {
         if let Some(selection) = listed.filter(|_| self.is_enabled) {
             // A look-up costs less than a list, and is enough for a busy resource.
             if !self.is_quiet() {
                 match self.advance(Patience::AtOnce).await {
                     Err(_) if patience > Patience::AtOnce => {}
-                    proved => return proved.map(|()| Fresh::Cache),
+                    proved => return proved.map(|()| ReadSource::Cache),
                 }
             }
-            if let Some(fresh) = self.comparison.prove(selection).await {
-                return Ok(fresh);
+            if let Some(source) = self.comparison.prove(selection).await {
+                return Ok(source);
             }
         }
-        self.advance(patience).await.map(|()| Fresh::Cache)
+        self.advance(patience).await.map(|()| ReadSource::Cache)
     }
 
     /// Waits for a proof of the cache that starts after this call.
@@ -202,7 +202,7 @@ impl Prover {
 
     /// Returns the time limit of one proof.
     fn proof_timeout(&self) -> Duration {
-        if self.context.source.marks() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
+        if self.context.source.is_grpc() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
     }
 
     /// Returns the maximum wait of a reader for its proof, including the proof under way.
@@ -289,7 +289,7 @@ impl Prover {
                 "the cache is at version {}, and the cluster at {asked}",
                 self.reached(epoch)?.whole()
             )));
-        } else if self.context.source.marks() {
+        } else if self.context.source.is_grpc() {
             // The other kubefan has the version already, and sends a bookmark within a second.
             let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp

@@ -3,23 +3,24 @@
 //! The reflector lists and watches upstream, the writer turns its updates into commits, and the hub
 //! publishes them. The hard part is between these: an answer may come from the wrong cluster
 //! (behind the same address, or after a restore from a backup), and every kind of failure needs its
-//! own reaction. Three places decide this. `standing` decides the needs of the next step, and when
-//! the identity of the cluster must be confirmed; `confirmation` does that before any update is
-//! applied. `handle` decides for each failure the state that readers see (stale, forbidden, gone)
-//! and the next action (retry, relist, stop).
+//! own reaction. Three places decide this. `informer_state` decides the needs of the next step, and
+//! when the identity of the cluster must be confirmed; `confirmation` does that before any update
+//! is applied. `handle` decides for each failure the state that readers see (stale, forbidden,
+//! gone) and the next action (retry, relist, stop).
 //!
 //! Subscribers are not woken for every event. Events that upstream sent together are applied
 //! together, and the informer wakes subscribers when it has read everything that has arrived. One
 //! wake per event would multiply the wake-ups under load, exactly when they are expensive. Waiting
 //! for a timer instead would delay a single event.
 //!
-//! Every list needs a place of the scheduler. The informer holds it from the first request to the
+//! Every list needs a permit of the scheduler. The informer holds it from the first request to the
 //! last object, and returns it for the wait after a failure, and if nothing arrives for too long:
 //! a resource that hangs must not keep the others from being listed.
 
+mod apply;
 mod confirmation;
+mod informer_state;
 mod next;
-mod standing;
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -39,18 +40,17 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use tracing::{info, warn};
 
 use self::{
+    informer_state::{Event, InformerState},
     next::{Next, Unannounced},
-    standing::{Event, ListBegin, Standing},
 };
 use super::{
     cache_quota::CacheQuota,
     cached_schema::CachedSchema,
     consistency::Prover,
     failure_log::FailureLog,
-    list_scheduler::{ListPlace, ListPriority},
+    list_scheduler::{ListPermit, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
     shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
@@ -62,10 +62,8 @@ use super::{
 /// Time for which a cache keeps serving its state after a 403. An apiserver that has just started
 /// answers 403 until its authorizer has read its rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-/// Time for which a list may hold its place without receiving anything.
+/// Time for which a list may hold its permit without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
-/// Objects to pack before yielding to other tasks: a few milliseconds of work.
-const PREPARE_OBJECTS: usize = 100;
 
 /// The list and watch of one cache.
 pub(super) struct Informer {
@@ -73,7 +71,7 @@ pub(super) struct Informer {
     served: Served,
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
-    allowance: Option<CacheQuota>,
+    quota: Option<CacheQuota>,
     reflector: SourceReflector<StdRng>,
     writer: CacheWriter,
     retry: Retry,
@@ -81,10 +79,10 @@ pub(super) struct Informer {
     planned_relist: Arc<PlannedRelist>,
     failures: FailureLog,
     /// Decides the needs of the next step.
-    standing: Standing,
-    /// Held for as long as `standing` has a list with a place.
-    place: Option<ListPlace>,
-    /// Waits for as long as `standing` has a watch.
+    state: InformerState,
+    /// Held for as long as `state` has a list with a permit.
+    permit: Option<ListPermit>,
+    /// Waits for as long as `state` has a watch.
     due_relist: Option<DueRelist>,
 }
 
@@ -101,7 +99,7 @@ impl Informer {
         schema: Arc<CachedSchema>,
         prover: Arc<Prover>,
         planned_relist: Arc<PlannedRelist>,
-        allowance: Option<CacheQuota>,
+        quota: Option<CacheQuota>,
         warm: bool,
     ) -> Self {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
@@ -113,14 +111,14 @@ impl Informer {
             served,
             schema,
             prover,
-            allowance,
+            quota,
             reflector,
             retry,
             random,
             planned_relist,
             failures: FailureLog::default(),
-            standing: Standing::Starting { asks_peers: warm },
-            place: None,
+            state: InformerState::Starting { asks_peers: warm },
+            permit: None,
             due_relist: None,
         }
     }
@@ -135,12 +133,12 @@ impl Informer {
             let message = format!("{gvr} is not cached: to the apiserver, {path} is not the path of this collection");
             return Stopped::NotCached(message);
         }
-        if let Some(allowance) = &self.allowance
-            && let Err(too_large) = allowance.check_size_upstream(&self.context, &self.served).await
+        if let Some(quota) = &self.quota
+            && let Err(too_large) = quota.check_size_upstream(&self.context, &self.served).await
         {
             return too_large.into();
         }
-        if matches!(self.standing, Standing::Starting { asks_peers: true }) {
+        if matches!(self.state, InformerState::Starting { asks_peers: true }) {
             self.start_warm(&mut unannounced.batch).await;
         }
         self.follow(Event::Started);
@@ -154,7 +152,7 @@ impl Informer {
                 }
                 Ok(ReflectorEvent::Watching { proven_at }) => {
                     self.follow(Event::WatchOpened);
-                    if self.standing.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
+                    if self.state.is_confirmed() || self.confirm(&mut unannounced.batch, None).await {
                         self.served.hub.warn(&self.reflector.warnings());
                         self.served.hub.live();
                         if let Some(at) = proven_at {
@@ -195,15 +193,15 @@ impl Informer {
         batch.commit(commit, Instant::now());
     }
 
-    /// Notes an event. Drops the place and the wait for a planned relist if the informer may no
+    /// Notes an event. Drops the permit and the wait for a planned relist if the informer may no
     /// longer hold them.
     fn follow(&mut self, event: Event) {
-        self.standing = self.standing.after(event, self.reflector.next_step());
-        if self.standing.list_progress().is_none() {
-            self.place = None;
+        self.state = self.state.after(event, self.reflector.next_step());
+        if self.state.list_progress().is_none() {
+            self.permit = None;
         }
-        // Without a watch, a place for the planned relist would be held for nothing.
-        if !self.standing.has_watch() {
+        // Without a watch, a permit for the planned relist would be held for nothing.
+        if !self.state.has_watch() {
             self.due_relist = None;
         }
     }
@@ -211,7 +209,7 @@ impl Informer {
     /// Notes that a watch or a request has ended, and plans to read the objects again for the
     /// schema, if the list for it has ended early.
     fn interrupted(&mut self, event: Event) {
-        if self.standing.gives_up_reread(self.reflector.next_step()) {
+        if self.state.gives_up_reread(self.reflector.next_step()) {
             unless_planted!(RereadGivenUp => self.plan_reread());
         }
         self.follow(event);
@@ -221,11 +219,11 @@ impl Informer {
     /// applied.
     async fn step(&mut self, unannounced: &mut Unannounced) -> Result<ReflectorEvent, ReflectorError> {
         loop {
-            if self.standing.needs_place() {
+            if self.state.needs_permit() {
                 unannounced.batch.wake();
                 let priority = if self.writer.version().is_none() { ListPriority::First } else { ListPriority::Relist };
-                self.place = Some(self.context.lists.acquire(priority).await);
-                self.follow(Event::PlaceGiven(Instant::now()));
+                self.permit = Some(self.context.lists.acquire(priority).await);
+                self.follow(Event::PermitAcquired(Instant::now()));
             }
             let mut advanced_to = None;
             let next = self.step_or_advance(&mut advanced_to, unannounced).await;
@@ -234,14 +232,14 @@ impl Informer {
             }
             match next {
                 Next::Step(step) => return step,
-                Next::Relist(reason, place) => {
-                    self.place = Some(place);
+                Next::Relist(reason, permit) => {
+                    self.permit = Some(permit);
                     self.due_relist = None;
                     match reason {
                         RelistReason::SchemaChanged => self.reflector.reread(reason),
                         _ => self.reflector.relist(reason),
                     }
-                    self.follow(Event::PlaceGiven(Instant::now()));
+                    self.follow(Event::PermitAcquired(Instant::now()));
                 }
             }
         }
@@ -254,9 +252,9 @@ impl Informer {
         advanced_to: &mut Option<ResourceVersion>,
         unannounced: &mut Unannounced,
     ) -> Next {
-        let watching = self.standing.has_watch();
+        let watching = self.state.has_watch();
         let in_progress = self.reflector.next_step();
-        let mut stalls_at = self.standing.list_progress().map(|at| at + LIST_STALL_MAX);
+        let mut stalls_at = self.state.list_progress().map(|at| at + LIST_STALL_MAX);
         let mut step = pin!(self.reflector.step());
         if unannounced.steps < EVENTS_PER_WAKE_MAX {
             for _ in 0..=READ_YIELDS {
@@ -269,18 +267,18 @@ impl Informer {
         }
         unannounced.steps = 0;
         unannounced.batch.wake();
-        let due_relist = || self.planned_relist.clone().due_with_place(self.context.lists.clone());
+        let due_relist = || self.planned_relist.clone().due_with_permit(self.context.lists.clone());
         let due_relist = self.due_relist.get_or_insert_with(due_relist);
         loop {
             let range = tokio::select! {
                 biased;
                 done = &mut step => return Next::Step(done),
                 range = self.prover.next_empty_range(), if watching => range,
-                (reason, place) = &mut *due_relist, if watching => return Next::Relist(reason, place),
+                (reason, permit) = &mut *due_relist, if watching => return Next::Relist(reason, permit),
                 Some(()) = OptionFuture::from(stalls_at.map(sleep_until)) => {
                     // The request continues.
-                    self.standing = self.standing.after(Event::Stalled, in_progress);
-                    self.place = None;
+                    self.state = self.state.after(Event::Stalled, in_progress);
+                    self.permit = None;
                     stalls_at = None;
                     continue;
                 }
@@ -294,105 +292,6 @@ impl Informer {
                 *advanced_to = Some(version);
             }
         }
-    }
-
-    async fn apply(&mut self, batch: &mut CommitBatch, update: Update, received: Instant) -> Option<Stopped> {
-        let begins = if let Update::ListBegin { reason } = update { Some(reason) } else { None };
-        if self.standing.must_confirm(&update) && !self.confirm(batch, begins).await {
-            return None;
-        }
-        let listed = matches!(update, Update::ListEnd(_));
-        let is_event = matches!(update, Update::Event(..));
-        // A list is consistent as of its request, which may be long ago. If it only repeats the
-        // objects for a new schema, it proves nothing: see `listed_at`.
-        let listing = self.standing.list_begin().filter(|_| listed);
-        match &update {
-            &Update::ListBegin { reason } => {
-                let begin = ListBegin { reason, requested_at: received };
-                self.follow(Event::ListBegun { begin, at: Instant::now() });
-            }
-            Update::ListItem(_) => self.follow(Event::ItemReceived(Instant::now())),
-            // Its place is held until it is applied.
-            Update::ListEnd(_) => {}
-            _ => self.follow(Event::Updated),
-        }
-        let hub = &self.served.hub;
-        match &update {
-            &Update::ListBegin { reason } => {
-                hub.listing(reason);
-                self.planned_relist.list_begun(received);
-                info!(resource = %self.served.gvr, media = self.served.parser.media().as_str(), reason = reason.as_str(), "listing");
-            }
-            Update::Event(kind, _) => hub.metrics().received(*kind),
-            Update::WentBack { reached } => {
-                let message = format!("the cluster is at version {reached}, below one that it had sent; listing again");
-                warn!(resource = %self.served.gvr, message);
-                batch.wake();
-                hub.trouble(message);
-            }
-            _ => {}
-        }
-        let first = self.writer.version().is_none();
-        if listed {
-            // A list may remove many objects, so other tasks get a turn in between.
-            while self.writer.prepare(PREPARE_OBJECTS) {
-                yield_now().await;
-            }
-        }
-        let proven_at = self.context.source.proof_in(&update, received);
-        let listed_at = listing.filter(|begin| begin.reason != RelistReason::SchemaChanged);
-        let listed_at = listed_at.map(|begin| begin.requested_at);
-        // A snapshot may be as old as the state of the kubefan that sent it.
-        let listed_at = listed_at.filter(|_| !self.context.source.marks());
-        let applied = self.schema.write(&mut self.writer, &self.planned_relist, update);
-        if listed {
-            self.follow(Event::ListEnded);
-            self.served.hub.warn(&self.reflector.warnings());
-            if self.standing.has_watch() {
-                self.served.hub.live();
-            }
-        }
-        let hub = &self.served.hub;
-        // A new watch repeats the events of a version that may have more of them. Repeated events
-        // prove nothing new.
-        let is_again = is_event && matches!(applied, Ok(None));
-        let is_applied = applied.is_ok() && !is_again;
-        if is_applied && begins.is_none() {
-            self.retry.served();
-        }
-        match applied {
-            Ok(Some(commit)) => {
-                if first {
-                    info!(resource = %self.served.gvr, scope = self.served.scope.namespace(), media = self.served.parser.media().as_str(), version = %commit.version.whole(), objects = commit.store.len(), bytes = commit.store.json_bytes(), "synced");
-                    // Before the commit: readers that have waited for the first state also find the
-                    // time of its list.
-                    if let Some(at) = listed_at {
-                        hub.listed(at);
-                    }
-                }
-                batch.commit(commit, received);
-            }
-            Ok(None) => {}
-            Err(error) => {
-                // Applying it would repeat or reorder events. Only a list restores the true state.
-                warn!(resource = %self.served.gvr, %error, "listing again");
-                batch.wake();
-                hub.trouble(error.to_string());
-                self.relist(RelistReason::OutOfOrder);
-                self.retry.wait_after(None).await;
-            }
-        }
-        // After the commit: a proved state is served at once, and this proof does not hold for the
-        // state before.
-        if let Some(at) = proven_at.filter(|_| is_applied) {
-            self.retry.watched();
-            self.served.hub.proved(at);
-        }
-        if let Some(at) = listed_at.filter(|_| is_applied) {
-            self.served.hub.listed(at);
-        }
-        let (objects, bytes) = self.writer.size_with_list();
-        self.allowance.as_ref()?.record(&self.served.gvr, objects, bytes).err().map(Stopped::from)
     }
 
     /// Decides how to react to a failure.
@@ -419,10 +318,10 @@ impl Informer {
             hub.metrics().watch_restart(error.reason());
         }
         let is_kubefan = self.context.source.is_kubefan();
-        self.failures.log(&self.served, &error, is_kubefan, self.standing.denied_since().is_some());
+        self.failures.log(&self.served, &error, is_kubefan, self.state.denied_since().is_some());
         let is_denied = matches!(error.upstream(), Some(UpstreamError::Forbidden { .. }));
         self.interrupted(Event::Failed { denied_at: is_denied.then(Instant::now) });
-        if self.standing.has_watch() {
+        if self.state.has_watch() {
             // The objects could not be read again, but the watch is open.
             return None;
         }
@@ -486,7 +385,7 @@ impl Informer {
     fn forbidden(&mut self, message: &str) {
         let hub = &self.served.hub;
         let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
-        let is_recent = self.standing.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
+        let is_recent = self.state.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
         if hub.head().is_some() && is_recent {
             hub.trouble(message);
             return;

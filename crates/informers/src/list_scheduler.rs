@@ -33,7 +33,7 @@ pub(super) enum ListPriority {
     Upkeep,
 }
 
-/// The places for lists. A clone shares them.
+/// The permits for lists. A clone shares them.
 #[derive(Clone)]
 pub struct ListScheduler(Arc<Shared>);
 
@@ -55,9 +55,9 @@ struct Queue {
 type Ticket = (ListPriority, u64);
 
 /// Permission to list, returned when it is dropped.
-pub(super) struct ListPlace(Arc<Shared>);
+pub(super) struct ListPermit(Arc<Shared>);
 
-/// A waiting cache. Dropping it removes it from the queue, or returns the place that it was given
+/// A waiting cache. Dropping it removes it from the queue, or returns the permit that it was given
 /// meanwhile.
 struct Waiter<'a> {
     shared: &'a Shared,
@@ -71,17 +71,17 @@ impl ListScheduler {
         Self(Arc::new(Shared { lists_max: lists_max.max(1), queue: Mutex::default(), metrics }))
     }
 
-    /// Waits for a place.
+    /// Waits for a permit.
     ///
     /// Cancel-safe, but the caller then queues again at the end.
-    pub(super) async fn acquire(&self, priority: ListPriority) -> ListPlace {
+    pub(super) async fn acquire(&self, priority: ListPriority) -> ListPermit {
         let shared = &self.0;
         let (mut waiter, turn) = {
             let mut queue = shared.queue();
             if queue.running < shared.lists_max {
                 queue.running += 1;
                 shared.publish(&queue);
-                return ListPlace(shared.clone());
+                return ListPermit(shared.clone());
             }
             let (sender, turn) = oneshot::channel();
             queue.arrivals += 1;
@@ -93,7 +93,7 @@ impl ListScheduler {
         // The sender is in the queue until it is used.
         let _ = turn.await;
         waiter.done = true;
-        ListPlace(shared.clone())
+        ListPermit(shared.clone())
     }
 }
 
@@ -102,9 +102,9 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes a place on to the first cache that waits.
+    /// Passes a permit on to the first cache that waits.
     fn release(&self, queue: &mut Queue) {
-        // A waiter removes its ticket when it is dropped, so the first one takes the place.
+        // A waiter removes its ticket when it is dropped, so the first one takes the permit.
         match queue.waiting.pop_first() {
             Some((_, sender)) => drop(sender.send(())),
             None => queue.running -= 1,
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-impl Drop for ListPlace {
+impl Drop for ListPermit {
     fn drop(&mut self) {
         let mut queue = self.0.queue();
         self.0.release(&mut queue);
@@ -169,7 +169,7 @@ mod tests {
                 let lists = lists.clone();
                 let order = order.clone();
                 async move {
-                    let _place = lists.acquire(priority).await;
+                    let _permit = lists.acquire(priority).await;
                     order.lock().unwrap().push(name);
                 }
             })
@@ -184,23 +184,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_place_is_lost_however_a_wait_ends() {
+    async fn no_permit_is_lost_however_a_wait_ends() {
         let lists = scheduler(2);
         let mut running = vec![lists.acquire(ListPriority::Relist).await, lists.acquire(ListPriority::First).await];
         let mut leaves = Box::pin(lists.acquire(ListPriority::First));
-        let mut has_a_place = Box::pin(lists.acquire(ListPriority::Relist));
+        let mut has_a_permit = Box::pin(lists.acquire(ListPriority::Relist));
         let mut stays = Box::pin(lists.acquire(ListPriority::Upkeep));
-        for waiter in [&mut leaves, &mut has_a_place, &mut stays] {
+        for waiter in [&mut leaves, &mut has_a_permit, &mut stays] {
             assert!(waiter.now_or_never().is_none());
         }
         assert_eq!(counts(&lists), (2, 3));
         drop(leaves);
         assert_eq!(counts(&lists), (2, 2));
         running.pop();
-        assert_eq!(counts(&lists), (2, 1), "the place was given to a waiter that has not looked yet");
-        drop(has_a_place);
+        assert_eq!(counts(&lists), (2, 1), "the permit was given to a waiter that has not looked yet");
+        drop(has_a_permit);
         assert_eq!(counts(&lists), (2, 0), "and is passed on when that waiter is dropped");
-        running.push(stays.now_or_never().expect("a place"));
+        running.push(stays.now_or_never().expect("a permit"));
         running.clear();
         assert_eq!(counts(&lists), (0, 0));
     }

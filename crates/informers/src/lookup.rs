@@ -9,7 +9,7 @@ use kubefan_common::{
     proto::v1alpha1::{ResourceState, ResourceStatus},
     sync::watch,
 };
-use kubefan_fanout::{CacheRequest, Catalog, Fresh, Patience, Served};
+use kubefan_fanout::{CacheRequest, Catalog, Patience, ReadSource, Served};
 use kubefan_model::{GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope, selection::Selection};
 use kubefan_upstream::discovery::DiscoveryError;
 use tokio::time::Instant;
@@ -66,7 +66,12 @@ impl Catalog for CacheCatalog {
         self.0.cache_of(served)?.cluster_version.known_after(asked).await
     }
 
-    async fn prove(&self, served: &Served, listed: Option<&Selection>, patience: Patience) -> Result<Fresh, Refusal> {
+    async fn prove(
+        &self,
+        served: &Served,
+        listed: Option<&Selection>,
+        patience: Patience,
+    ) -> Result<ReadSource, Refusal> {
         self.0.cache_of(served)?.prover.prove(listed, patience).await
     }
 

@@ -37,7 +37,7 @@ use super::{
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
-    on_demand_eviction::{self, Room, ScopedResource, Taken},
+    on_demand_eviction::{self, OnDemandPlace, Room, ScopedResource},
     registry::Registry,
 };
 
@@ -125,16 +125,12 @@ impl Registry {
         }
         if is_table {
             check_table(gvr)?;
-            let flag = "limits.cacheTablesBytesMax";
-            let used = self.tables_bytes.clone();
-            return Ok(EncodingBudget { bytes_max, unit: "bytes of tables", flag, used });
+            return Ok(EncodingBudget { media, bytes_max, used: self.tables_bytes.clone() });
         }
         if !kinds::is_known(gvr) {
             return Err(Refusal::NotEncoded(not_built_in(gvr)));
         }
-        let flag = "limits.protobufBytesMax";
-        let used = self.protobuf_bytes.clone();
-        Ok(EncodingBudget { bytes_max, unit: "bytes of protobuf", flag, used })
+        Ok(EncodingBudget { media, bytes_max, used: self.protobuf_bytes.clone() })
     }
 
     fn start_permit(&self, id: &CacheId) -> Result<StartPermit, Refusal> {
@@ -154,9 +150,8 @@ impl Registry {
         let checks_first = self.refused.contains_key(id);
         let budget = match id.media {
             Media::Json => EncodingBudget {
+                media: Media::Json,
                 bytes_max: on_demand()?.size.on_demand_bytes_max,
-                unit: "bytes",
-                flag: "limits.onDemandBytesMax",
                 used: self.on_demand_bytes.clone(),
             },
             media => self.encoding_budget(&id.gvr, media)?,
@@ -231,13 +226,12 @@ impl Registry {
         let cache = self.insert(&gvr.to_string(), discovered, scope.clone(), parser, started_by);
         // Counted before the first sync: the bytes count from the first page of the list on.
         drop(cache.tenants.begin(tenant));
-        let allowance = CacheQuota::new(limits, cache.tenants.clone());
+        let quota = CacheQuota::new(limits, cache.tenants.clone());
         let mut guard = RemoveOnDrop { registry: self.clone(), cache: cache.clone(), id: id.clone(), ended: None };
         let known = discovered.schema.clone();
         tokio::spawn(async move {
             // No warm start: a peer's cache may exceed the quota.
-            let ended =
-                guard.registry.clone().supervise(guard.cache.clone(), Some(allowance), known.clone(), false).await;
+            let ended = guard.registry.clone().supervise(guard.cache.clone(), Some(quota), known.clone(), false).await;
             let is_not_cached = ended.reason.phase == Phase::NotCached;
             guard.ended = Some(ended);
             let registry = guard.registry.clone();
@@ -271,8 +265,8 @@ impl Registry {
     }
 
     /// Returns the places that readers have taken.
-    fn places(&self) -> HashMap<ScopedResource, Taken> {
-        let mut places = HashMap::<ScopedResource, Taken>::new();
+    fn places(&self) -> HashMap<ScopedResource, OnDemandPlace> {
+        let mut places = HashMap::<ScopedResource, OnDemandPlace>::new();
         let mut configured = HashSet::new();
         for cache in self.caches.iter() {
             let place = (cache.served.gvr.clone(), cache.served.scope.clone());
@@ -283,7 +277,7 @@ impl Registry {
             let HubStatus { phase, subscribers, used_at, .. } = cache.served.hub.status();
             let idle_min = if phase == Phase::Syncing { PLACE_SYNCING_MIN } else { PLACE_IDLE_MIN };
             let idle_since = (subscribers == 0 && used_at.elapsed() >= idle_min).then_some(used_at);
-            let taken = Taken { idle_since, subscribers, tenant: tenant.clone(), at: *at };
+            let taken = OnDemandPlace { idle_since, subscribers, tenant: tenant.clone(), at: *at };
             places.entry(place).and_modify(|known| known.add(&taken)).or_insert(taken);
         }
         places.retain(|place, _| !configured.contains(place));

@@ -16,7 +16,7 @@ pub(super) type ScopedResource = (GroupVersionResource, Scope);
 
 /// A place that readers have taken.
 #[derive(Debug, Clone)]
-pub(super) struct Taken {
+pub(super) struct OnDemandPlace {
     /// Time of its last read, if that is long enough ago to give the place away. Otherwise `None`.
     pub(super) idle_since: Option<Instant>,
     /// The number of its watches.
@@ -27,9 +27,9 @@ pub(super) struct Taken {
     pub(super) at: Instant,
 }
 
-impl Taken {
+impl OnDemandPlace {
     /// Adds another encoding of the same place.
-    pub(super) fn add(&mut self, other: &Taken) {
+    pub(super) fn add(&mut self, other: &OnDemandPlace) {
         // A place is as idle as the encoding that was read last.
         self.idle_since = self.idle_since.zip(other.idle_since).map(|(one, other)| one.max(other));
         self.subscribers += other.subscribers;
@@ -52,7 +52,11 @@ pub(super) enum Room {
 }
 
 /// Finds room for a cache of `tenant` beside the places of other caches; `None` if all are in use.
-pub(super) fn find(taken: &HashMap<ScopedResource, Taken>, places_max: usize, tenant: Option<&str>) -> Option<Room> {
+pub(super) fn find(
+    taken: &HashMap<ScopedResource, OnDemandPlace>,
+    places_max: usize,
+    tenant: Option<&str>,
+) -> Option<Room> {
     if taken.len() < places_max {
         return Some(Room::Free);
     }
@@ -62,7 +66,7 @@ pub(super) fn find(taken: &HashMap<ScopedResource, Taken>, places_max: usize, te
     }
     let held_by = |tenant: &str| held.get(tenant).copied().unwrap_or(0);
     let own = tenant.map_or(0, held_by);
-    let may_take = |taken: &Taken| taken.tenant.as_deref().is_none_or(|tenant| held_by(tenant) >= own);
+    let may_take = |taken: &OnDemandPlace| taken.tenant.as_deref().is_none_or(|tenant| held_by(tenant) >= own);
     let idle = taken.iter().filter(|(_, taken)| may_take(taken));
     let idle = idle.filter_map(|(place, taken)| Some((taken.idle_since?, place)));
     if let Some((_, place)) = idle.min_by_key(|(idle_since, _)| *idle_since) {
@@ -90,10 +94,14 @@ mod tests {
         (GroupVersionResource::new("", "v1", name), Scope::Cluster)
     }
 
-    fn in_use(places: &[(&str, &str, usize)]) -> HashMap<ScopedResource, Taken> {
+    fn in_use(places: &[(&str, &str, usize)]) -> HashMap<ScopedResource, OnDemandPlace> {
         let at = Instant::now();
-        let taken =
-            |tenant: &str, subscribers| Taken { idle_since: None, subscribers, tenant: Some(tenant.into()), at };
+        let taken = |tenant: &str, subscribers| OnDemandPlace {
+            idle_since: None,
+            subscribers,
+            tenant: Some(tenant.into()),
+            at,
+        };
         places.iter().map(|(name, tenant, subscribers)| (place(name), taken(tenant, *subscribers))).collect()
     }
 
@@ -111,7 +119,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_place_is_of_the_tenant_that_started_its_first_encoding() {
-        let encoding = |tenant: &str, idle_since| Taken {
+        let encoding = |tenant: &str, idle_since| OnDemandPlace {
             idle_since,
             subscribers: 2,
             tenant: Some(tenant.into()),

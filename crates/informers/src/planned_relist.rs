@@ -2,7 +2,7 @@
 //! difference, or the schema has changed.
 //!
 //! A check must not interrupt the watch. It notes here when the cache should be listed again, and
-//! the informer continues to watch until that moment and until there is a place for the list.
+//! the informer continues to watch until that moment and until there is a permit for the list.
 
 use std::{
     pin::Pin,
@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::list_scheduler::{ListPlace, ListPriority, ListScheduler};
+use super::list_scheduler::{ListPermit, ListPriority, ListScheduler};
 
 /// The relist of one cache that is planned, if there is one.
 #[derive(Default)]
@@ -32,8 +32,8 @@ struct Plan {
     requested: Instant,
 }
 
-/// Completes when a planned relist is due and has a place.
-pub(super) type DueRelist = Pin<Box<dyn Future<Output = (RelistReason, ListPlace)> + Send>>;
+/// Completes when a planned relist is due and has a permit.
+pub(super) type DueRelist = Pin<Box<dyn Future<Output = (RelistReason, ListPermit)> + Send>>;
 
 impl PlannedRelist {
     fn plan(&self) -> MutexGuard<'_, Option<Plan>> {
@@ -63,8 +63,8 @@ impl PlannedRelist {
         self.plan().is_some()
     }
 
-    /// Waits until a planned relist is due and has a place. For one task only.
-    pub(super) fn due_with_place(self: Arc<Self>, lists: ListScheduler) -> DueRelist {
+    /// Waits until a planned relist is due and has a permit. For one task only.
+    pub(super) fn due_with_permit(self: Arc<Self>, lists: ListScheduler) -> DueRelist {
         Box::pin(async move {
             let reason = self.due().await;
             let priority =

@@ -299,7 +299,7 @@ impl Registry {
     pub(super) async fn supervise(
         self: Arc<Self>,
         cache: Arc<Cache>,
-        allowance: Option<CacheQuota>,
+        quota: Option<CacheQuota>,
         known: Option<SchemaFingerprint>,
         warm: bool,
     ) -> CacheEnd {
@@ -309,13 +309,13 @@ impl Registry {
         let schema = cache.schema.clone();
         let prover = cache.prover.clone();
         let planned = cache.planned_relist.clone();
-        let ends = allowance.as_ref().map(|allowance| (allowance.ends(), allowance.too_many_bytes(&served.gvr)));
+        let end = quota.as_ref().map(|quota| (quota.end_token(), quota.too_many_bytes(&served.gvr)));
         let needed_by_others = async {
-            let Some((ends, message)) = ends else { return std::future::pending().await };
-            ends.cancelled().await;
+            let Some((end_token, message)) = end else { return std::future::pending().await };
+            end_token.cancelled().await;
             Stopped::TooLarge(message)
         };
-        let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, allowance, warm);
+        let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, quota, warm);
         let stopped = tokio::select! {
             biased;
             () = cache.stop.cancelled() => {

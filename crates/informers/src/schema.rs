@@ -48,7 +48,7 @@ pub(super) async fn follow_schema(
         {
             return other_shape_message(served);
         }
-        if context.source.marks() {
+        if context.source.is_grpc() {
             // The other kubefan lists again, and sends the changes.
             continue;
         }

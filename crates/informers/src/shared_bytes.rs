@@ -101,26 +101,26 @@ struct Member {
     bytes: usize,
     tenants: Arc<ReadingTenants>,
     is_configured: bool,
-    ends: CancellationToken,
+    end_token: CancellationToken,
 }
 
 /// One of the caches that share a limit. Dropping it gives its bytes back.
 pub(super) struct Membership {
     all: SharedBytes,
     number: u64,
-    ends: CancellationToken,
+    end_token: CancellationToken,
 }
 
 impl SharedBytes {
     /// Adds a cache without bytes. `is_configured` says that its resource is configured.
     pub(super) fn join(&self, is_configured: bool, tenants: Arc<ReadingTenants>) -> Membership {
-        let ends = CancellationToken::new();
+        let end_token = CancellationToken::new();
         let mut members = self.lock();
         members.last += 1;
         let number = members.last;
-        members.by_number.insert(number, Member { bytes: 0, tenants, is_configured, ends: ends.clone() });
+        members.by_number.insert(number, Member { bytes: 0, tenants, is_configured, end_token: end_token.clone() });
         drop(members);
-        Membership { all: self.clone(), number, ends }
+        Membership { all: self.clone(), number, end_token }
     }
 
     fn lock(&self) -> MutexGuard<'_, Members> {
@@ -138,7 +138,7 @@ impl Membership {
         while members.bytes() > bytes_max {
             let number = members.to_end().unwrap_or(self.number);
             let Some(member) = members.by_number.remove(&number) else { return false };
-            member.ends.cancel();
+            member.end_token.cancel();
             if number == self.number {
                 return false;
             }
@@ -147,8 +147,8 @@ impl Membership {
     }
 
     /// Returns a token that is cancelled when this cache has to end because of the others.
-    pub(super) fn ends(&self) -> CancellationToken {
-        self.ends.clone()
+    pub(super) fn end_token(&self) -> CancellationToken {
+        self.end_token.clone()
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
         assert!(small.iter().all(|small| small.record(1, 100)), "they do not lower the share of others");
         assert!(pods.record(50, 100) && filler.record(30, 100));
         assert!(nodes.record(20, 100), "the filler makes room, although pods has more bytes");
-        assert!(filler.ends().is_cancelled() && !pods.ends().is_cancelled());
+        assert!(filler.end_token().is_cancelled() && !pods.end_token().is_cancelled());
         assert!(!filler.record(1, 100), "it has ended");
         assert!(!nodes.record(60, 100), "the largest itself");
         assert!(pods.record(85, 100));
@@ -226,7 +226,7 @@ mod tests {
         assert!(pods.record(20, 100) && fillers.iter().all(|filler| filler.record(10, 100)));
         assert!(!fillers[0].record(11, 100), "the largest of the greedy tenant, although pods is larger");
         assert!(pods.record(31, 100), "another one of the greedy tenant makes room");
-        assert!(!pods.ends().is_cancelled());
+        assert!(!pods.end_token().is_cancelled());
     }
 
     #[test]
@@ -237,11 +237,14 @@ mod tests {
         let on_demand = join(&all, false, &["a"]);
         assert!(configured.record(80, 100) && on_demand.record(20, 100));
         assert!(!on_demand.record(21, 100), "although it is smaller");
-        assert!(!configured.ends().is_cancelled());
+        assert!(!configured.end_token().is_cancelled());
         let on_demand = join(&all, false, &["a"]);
         assert!(on_demand.record(10, 100) && configured.record(95, 100));
-        assert!(on_demand.ends().is_cancelled(), "it makes room for a configured one");
-        assert!(other.record(10, 100) && configured.ends().is_cancelled(), "among configured ones the largest ends");
+        assert!(on_demand.end_token().is_cancelled(), "it makes room for a configured one");
+        assert!(
+            other.record(10, 100) && configured.end_token().is_cancelled(),
+            "among configured ones the largest ends"
+        );
     }
 
     #[test]
@@ -300,6 +303,6 @@ mod tests {
         advance(TENANT_IDLE_MAX).await;
         let honest = join(&all, false, &["honest"]);
         assert!(honest.record(41, 100), "the cache of the greedy tenant makes room");
-        assert!(shared.ends().is_cancelled() && reading.begin(Some("new")).is_some());
+        assert!(shared.end_token().is_cancelled() && reading.begin(Some("new")).is_some());
     }
 }

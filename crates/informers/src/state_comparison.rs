@@ -5,7 +5,7 @@
 //! the list was sent may be served it. The comparison proves nothing else. In particular the cache
 //! does not have all events up to R: an object that was created and deleted after c is in neither
 //! state, and its events may still come. So the cache stays at c, as do its bookmarks and its
-//! staleness, and the readers are served that very state ([`Fresh::State`]).
+//! staleness, and the readers are served that very state ([`ReadSource::Proved`]).
 //!
 //! Upstream lists the reader's selection only, because it would read no more for the reader itself.
 //! (A shard is the exception: its reader's list would have cost upstream as much as one of all
@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use futures::future::join_all;
 use kubefan_cache::{Phase, Store};
 use kubefan_common::when_planted;
-use kubefan_fanout::{CachePosition, Fresh, ProvedState, Served};
+use kubefan_fanout::{CachePosition, ProvedState, ReadSource, Served};
 use kubefan_model::{ObjectKey, ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::Proof;
 use kubefan_upstream::metadata::{MetadataPages, ObjectMetadata};
@@ -51,7 +51,7 @@ pub(super) struct StateComparison {
     served: Served,
     schema: Arc<CachedSchema>,
     /// A round lists the selections of its readers, each once, and answers with the proved ones.
-    rounds: BatchedRequests<Vec<Selection>, Arc<Vec<(Selection, Fresh)>>>,
+    rounds: BatchedRequests<Vec<Selection>, Arc<Vec<(Selection, ReadSource)>>>,
 }
 
 /// A list of metadata.
@@ -79,7 +79,7 @@ impl StateComparison {
 
     /// Waits for a comparison of the selected objects that starts after this call. `None` if it
     /// proved nothing, if the cache is too large, or if there are too many other selections.
-    pub(super) async fn prove(self: &Arc<Self>, selection: &Selection) -> Option<Fresh> {
+    pub(super) async fn prove(self: &Arc<Self>, selection: &Selection) -> Option<ReadSource> {
         if self.schema.awaits_version() || self.served.hub.position()?.store.len() > OBJECTS_MAX {
             return None;
         }
@@ -106,7 +106,7 @@ impl StateComparison {
         }
         // The round under way, and the next one.
         let proved = place.answer(2 * (LIST_TIMEOUT + CATCH_UP_TIMEOUT)).await?;
-        proved.iter().find(|(other, _)| self.serves(other, selection)).map(|(_, fresh)| fresh.clone())
+        proved.iter().find(|(other, _)| self.serves(other, selection)).map(|(_, source)| source.clone())
     }
 
     /// Whether a proof of one selection also proves another.
@@ -132,7 +132,7 @@ impl StateComparison {
         }
     }
 
-    async fn try_selection(&self, selection: &Selection) -> Option<(Selection, Fresh)> {
+    async fn try_selection(&self, selection: &Selection) -> Option<(Selection, ReadSource)> {
         let started = Instant::now();
         let result = self.compare(selection, started).await;
         let label = match &result {
@@ -142,10 +142,10 @@ impl StateComparison {
         if let Err((_, why)) = &result {
             debug!(resource = %self.served.gvr, scope = self.served.scope.namespace(), why, "not compared");
         }
-        result.ok().map(|(_, fresh)| (selection.clone(), fresh))
+        result.ok().map(|(_, source)| (selection.clone(), source))
     }
 
-    async fn compare(&self, selection: &Selection, started: Instant) -> Result<(Proof, Fresh), (Proof, String)> {
+    async fn compare(&self, selection: &Selection, started: Instant) -> Result<(Proof, ReadSource), (Proof, String)> {
         let hub = &self.served.hub;
         let failed = |why: String| (Proof::Failed, why);
         // Without its own watch the cache would not notice that upstream was restored from a
@@ -181,7 +181,7 @@ impl StateComparison {
             let is_part = !version.is_end() && version.is_at(asked);
             if version >= asked && (!is_part || equals()) {
                 hub.proved(started);
-                return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, Fresh::Cache));
+                return Ok((if is_first { Proof::Held } else { Proof::CaughtUp }, ReadSource::Cache));
             }
             if equals() {
                 let proved = ProvedState { epoch, store, cached_at: version, version: asked.end() };

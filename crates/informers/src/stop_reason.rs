@@ -7,7 +7,7 @@ use super::cache_quota::TooLarge;
 pub(super) enum Stopped {
     /// The apiserver does not serve the resource, or no longer does.
     NotFound(String),
-    /// The cache exceeds its allowance.
+    /// The cache exceeds its quota.
     TooLarge(String),
     /// The apiserver does not serve this encoding, or not in a form that can be cached.
     NotAcceptable(String),

@@ -123,7 +123,7 @@ async fn fetch_confirmed(
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
-    let _place = context.lists.acquire(ListPriority::First).await;
+    let _permit = context.lists.acquire(ListPriority::First).await;
     let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
     // Another cluster's objects confirm nothing.
     context.upstream.confirm().await?;
@@ -131,7 +131,7 @@ async fn fetch_confirmed(
 }
 
 /// Whether a correct state is also the current one.
-enum Currency {
+enum StateAge {
     /// There were no changes since.
     Current,
     /// There were changes since, which the watch from the state's version will deliver.
@@ -154,9 +154,9 @@ async fn confirm(
     let current = || MetadataPages::consistent(context.upstream.clone(), target.clone());
     let asked_at = Instant::now();
     match compare(current(), store, version, true).await {
-        Ok(Currency::Current) => return Ok(Some(asked_at)),
+        Ok(StateAge::Current) => return Ok(Some(asked_at)),
         // Objects that are missing upstream may have been deleted since.
-        Ok(Currency::Outdated)
+        Ok(StateAge::Outdated)
         | Err(ColdStart::Different { .. } | ColdStart::Unchecked(UpstreamError::Gone { .. })) => {}
         Err(error) => return Err(error),
     }
@@ -177,7 +177,7 @@ async fn compare(
     store: &Store,
     version: ResourceVersion,
     stop_at_newer: bool,
-) -> Result<Currency, ColdStart> {
+) -> Result<StateAge, ColdStart> {
     let mut found = 0;
     let mut count = 0;
     let mut keys = Vec::new();
@@ -194,7 +194,7 @@ async fn compare(
             // A list at exactly `version` has no newer objects.
             let is_newer = theirs.version > version;
             if is_newer && stop_at_newer {
-                return Ok(Currency::Outdated);
+                return Ok(StateAge::Outdated);
             }
             if !same && !is_newer {
                 count += 1;
@@ -209,9 +209,10 @@ async fn compare(
         keys.push(format!("{surplus} that upstream does not have"));
     }
     match count + surplus {
-        // A cluster that has not reached `version` has another history, so it proves no currency.
-        0 if pages.version() >= Some(version.whole()) => Ok(Currency::Current),
-        0 => Ok(Currency::Outdated),
+        // A cluster that has not reached `version` has another history, so it does not prove that
+        // the state is current.
+        0 if pages.version() >= Some(version.whole()) => Ok(StateAge::Current),
+        0 => Ok(StateAge::Outdated),
         count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
     }
 }

@@ -16,7 +16,7 @@ use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_audit::Notes;
 use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1;
-use kubefan_fanout::{Catalog, Fresh, OfStream, Patience, Served, Subscription};
+use kubefan_fanout::{Catalog, OfStream, Patience, ReadSource, Served, Subscription};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selection::Selection};
 use kubefan_telemetry::traces;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -319,16 +319,16 @@ impl Reader {
         served: &Served,
         listed: Option<&Selection>,
         patience: Patience,
-    ) -> Result<Fresh, Refusal> {
+    ) -> Result<ReadSource, Refusal> {
         let wait = traces::wait("freshness proof");
-        let fresh = self.catalog.prove(served, listed, patience).await;
-        let way = match &fresh {
-            Ok(Fresh::Cache | Fresh::AtLeast(_)) => "cache",
-            Ok(Fresh::State(_)) => "state",
+        let proved = self.catalog.prove(served, listed, patience).await;
+        let way = match &proved {
+            Ok(ReadSource::Cache | ReadSource::CacheAtLeast(_)) => "cache",
+            Ok(ReadSource::Proved(_)) => "state",
             Err(_) => "none",
         };
         wait.note("kubefan.proof", way);
-        fresh
+        proved
     }
 
     /// Starts the cache of an authorized read in an encoding, if that is allowed, without waiting
@@ -361,7 +361,7 @@ impl Reader {
         served: &Served,
         version: ResourceVersion,
         patience: Patience,
-    ) -> Result<Fresh, NotReached> {
+    ) -> Result<ReadSource, NotReached> {
         let mut is_proved = false;
         let proof = async {
             sleep(OWN_WATCH_WAIT).await;
@@ -375,7 +375,7 @@ impl Reader {
             never = proof => match never {},
         };
         wait.note("kubefan.reached", reached.is_ok());
-        reached.map(|()| Fresh::AtLeast(version)).map_err(|refusal| NotReached { refusal, is_proved })
+        reached.map(|()| ReadSource::CacheAtLeast(version)).map_err(|refusal| NotReached { refusal, is_proved })
     }
 
     /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is

@@ -111,25 +111,25 @@ impl Source {
         !matches!(self.server, Server::Apiserver)
     }
 
-    /// Whether it marks gaps, tells the age of its state, and sends the objects of a new schema:
-    /// over gRPC.
-    pub fn marks(&self) -> bool {
+    /// Whether it is read over gRPC. Then it marks gaps, tells the age of its state, and sends the
+    /// objects of a new schema.
+    pub fn is_grpc(&self) -> bool {
         matches!(self.server, Server::Grpc(_))
     }
 
     /// The interval of schema checks, if it is `configured` for the apiserver.
     pub fn schema_check_interval(&self, configured: Duration) -> Duration {
-        if self.marks() { configured * SCHEMA_CHECKS_FEWER } else { configured }
+        if self.is_grpc() { configured * SCHEMA_CHECKS_FEWER } else { configured }
     }
 
     /// Returns for how long a resource that cannot be cached stays known as such.
     pub fn not_cached_ttl(&self) -> Duration {
-        if self.marks() { NOT_CACHED_TTL_BEHIND_KUBEFAN } else { NOT_CACHED_TTL }
+        if self.is_grpc() { NOT_CACHED_TTL_BEHIND_KUBEFAN } else { NOT_CACHED_TTL }
     }
 
     /// Whether it has objects in this form.
     pub fn has(&self, media: Media) -> bool {
-        media == Media::Json || !self.marks()
+        media == Media::Json || !self.is_grpc()
     }
 
     /// A reflector of a target. `open_watch` counts a watch until its guard is dropped.

@@ -93,7 +93,7 @@ pub(super) async fn has(upstream: &Upstream, right: &Right<'_>) -> Result<Option
 }
 
 /// A right and kubefan's need for it.
-struct Need {
+struct NeededRight {
     right: Right<'static>,
     purpose: &'static str,
     /// Without it kubefan serves, but less.
@@ -111,30 +111,30 @@ pub(super) async fn check(config: &ServeConfig, upstream: &Upstream, report: &mu
     }
 }
 
-fn needs(config: &ServeConfig) -> Vec<Need> {
-    let need = |right, purpose| Need { right, purpose, is_optional: false, role: "" };
+fn needs(config: &ServeConfig) -> Vec<NeededRight> {
+    let need = |right, purpose| NeededRight { right, purpose, is_optional: false, role: "" };
     let namespaces = Right { verb: "get", resource: "namespaces", name: "kube-system".into(), ..Right::default() };
-    let mut needs = vec![Need { is_optional: true, ..need(namespaces, "the identity of the cluster") }];
+    let mut needs = vec![NeededRight { is_optional: true, ..need(namespaces, "the identity of the cluster") }];
     if reviews_callers(config) {
         let create = |group, resource| Right { verb: "create", group, resource, ..Right::default() };
         for (right, purpose) in [
             (create("authentication.k8s.io", "tokenreviews"), "the identity of callers"),
             (create("authorization.k8s.io", "subjectaccessreviews"), "the rights of callers"),
         ] {
-            needs.push(Need { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
+            needs.push(NeededRight { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
         }
         if config.serving.tls.is_some() && config.callers.client_ca_file.is_none() && !config.callers.skip_lookup {
             let name = "extension-apiserver-authentication".into();
             let namespace = "kube-system".into();
             let right = Right { verb: "get", resource: "configmaps", name, namespace, ..Right::default() };
             let role = "the Role extension-apiserver-authentication-reader of kube-system has it";
-            needs.push(Need { is_optional: true, role, ..need(right, "the CAs of client certificates") });
+            needs.push(NeededRight { is_optional: true, role, ..need(right, "the CAs of client certificates") });
         }
         if config.callers.service_account_jwks {
             for path in ["/.well-known/openid-configuration", "/openid/v1/jwks"] {
                 let right = Right { verb: "get", path, ..Right::default() };
                 let role = "the ClusterRole system:service-account-issuer-discovery has it";
-                needs.push(Need { role, ..need(right, "the keys of service accounts' tokens") });
+                needs.push(NeededRight { role, ..need(right, "the keys of service accounts' tokens") });
             }
         }
     }
@@ -152,7 +152,7 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
                     Stored::Secret | Stored::Copy => "the managed certificate, for servers with a copy of it",
                 };
                 let right = of(stored.resource(), object, verb);
-                needs.push(Need { is_optional: true, ..need(right, purpose) });
+                needs.push(NeededRight { is_optional: true, ..need(right, purpose) });
             }
         }
     }
@@ -171,8 +171,8 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
     needs
 }
 
-fn judge(need: &Need, has: Result<Option<bool>, UpstreamError>) -> Finding {
-    let Need { right, purpose, is_optional, role } = need;
+fn judge(need: &NeededRight, has: Result<Option<bool>, UpstreamError>) -> Finding {
+    let NeededRight { right, purpose, is_optional, role } = need;
     let check = right.to_string();
     let role = if role.is_empty() { String::new() } else { format!(" ({role})") };
     let remedy = format!("grant kubefan's account {}{role}", right.rule());

@@ -46,9 +46,9 @@ pub enum Access {
 
 kubefan_common::display_choice!(Access);
 
-/// A property of a profile that an option needs.
+/// A property of a profile that an option requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Requirement {
     /// Callers are known.
     KnownCallers,
     /// Callers' tokens stay here.
@@ -59,7 +59,7 @@ pub(super) enum Need {
     Forwarding,
 }
 
-impl Need {
+impl Requirement {
     /// Returns the reason why an option does not go with a profile, which follows the option's
     /// name.
     fn reason(self, access: Access) -> String {
@@ -116,28 +116,29 @@ impl Access {
         matches!(self, Self::Local | Self::LocalSelf | Self::LocalCacheOnly)
     }
 
-    fn has(self, need: Need) -> bool {
-        match need {
-            Need::KnownCallers => self.mode() == AuthorizationMode::Webhook,
-            Need::NoTokenForwarded => self.credentials() != Some(Credentials::Caller),
-            Need::NoImpersonation => self.credentials() != Some(Credentials::Impersonate),
-            Need::Forwarding => self.credentials().is_some(),
+    fn has(self, requirement: Requirement) -> bool {
+        match requirement {
+            Requirement::KnownCallers => self.mode() == AuthorizationMode::Webhook,
+            Requirement::NoTokenForwarded => self.credentials() != Some(Credentials::Caller),
+            Requirement::NoImpersonation => self.credentials() != Some(Credentials::Impersonate),
+            Requirement::Forwarding => self.credentials().is_some(),
         }
     }
 
     /// Refuses an option that does not go with this profile.
-    pub(super) fn require(self, option: &str, need: Need) -> Result<(), ConfigError> {
-        if self.has(need) {
+    pub(super) fn require(self, option: &str, requirement: Requirement) -> Result<(), ConfigError> {
+        if self.has(requirement) {
             return Ok(());
         }
-        let same_callers = |other: &&Self| need == Need::KnownCallers || other.mode() == self.mode();
+        let same_callers = |other: &&Self| requirement == Requirement::KnownCallers || other.mode() == self.mode();
         // A profile for this machine may be unsafe at the address, and `local-self` gives rights.
         let is_safe = |other: &&Self| (self.is_local() || !other.is_local()) && **other != Self::LocalSelf;
-        let others = Self::value_variants().iter().filter(|other| other.has(need)).filter(same_callers).filter(is_safe);
+        let others =
+            Self::value_variants().iter().filter(|other| other.has(requirement)).filter(same_callers).filter(is_safe);
         let others: Vec<_> = others.map(|other| format!("--access={other}")).collect();
         ConfigError::contradiction(format!(
             "{option} {}; leave {option} out, or choose {}",
-            need.reason(self),
+            requirement.reason(self),
             others.join(" or ")
         ))
     }

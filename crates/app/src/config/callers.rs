@@ -5,7 +5,7 @@ use std::{path::PathBuf, time};
 
 use super::{
     ConfigError, Duration,
-    access::{Access, AuthorizationMode, Need},
+    access::{Access, AuthorizationMode, Requirement},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
 };
@@ -146,13 +146,13 @@ impl CallerOptions {
             ("tuning.serviceAccountJwks", callers.service_account_jwks),
         ];
         for (option, _) in about_callers.into_iter().filter(|(_, given)| *given) {
-            access.require(option, Need::KnownCallers)?;
+            access.require(option, Requirement::KnownCallers)?;
         }
         if !callers.api_audiences.is_empty() {
-            access.require("--api-audiences", Need::NoTokenForwarded)?;
+            access.require("--api-audiences", Requirement::NoTokenForwarded)?;
         }
         if !callers.ignored_extra.is_empty() {
-            access.require("tuning.authorizationIgnoreExtra", Need::NoImpersonation)?;
+            access.require("tuning.authorizationIgnoreExtra", Requirement::NoImpersonation)?;
         }
         if callers.service_account_jwks && callers.api_audiences.is_empty() {
             return ConfigError::contradiction(

@@ -51,11 +51,11 @@ fn default(key: &FileKey) -> String {
 
 #[test]
 fn the_page_lists_every_key_without_a_flag() {
-    for place in settings::PLACES {
-        let keys = ServeOptions::file_keys().into_iter().filter(|key| key.place == place);
+    for map in settings::MAPS {
+        let keys = ServeOptions::file_keys().into_iter().filter(|key| key.map == map);
         let head = "| key | value | default | reload | meaning, and when to change it |\n|---|---|---|---|---|\n";
         let rows: String = keys.map(|key| row(&key)).collect();
-        must_be("docs/configuration.md", place, &format!("{head}{rows}"));
+        must_be("docs/configuration.md", map, &format!("{head}{rows}"));
     }
 }
 

@@ -29,24 +29,24 @@ struct Header {
 }
 
 /// A map of the file with the keys that it may have.
-struct Place {
+struct FileMap {
     /// The key of the map. Empty for the file as a whole.
     name: &'static str,
     keys: Vec<&'static str>,
 }
 
-/// The file as a whole: the header, the keys that have flags, and the names of the other places.
-static TOP: LazyLock<Place> = LazyLock::new(|| {
-    let places = PLACES.iter().map(|place| place.name);
-    let keys = ["apiVersion", "kind"].into_iter().chain(ServeOptions::keys()).chain(places).collect();
-    Place { name: "", keys }
+/// The file as a whole: the header, the keys that have flags, and the names of the maps.
+static TOP_LEVEL: LazyLock<FileMap> = LazyLock::new(|| {
+    let maps = MAPS.iter().map(|map| map.name);
+    let keys = ["apiVersion", "kind"].into_iter().chain(ServeOptions::keys()).chain(maps).collect();
+    FileMap { name: "", keys }
 });
 
 /// The maps of the keys that have no flags.
-static PLACES: LazyLock<[Place; 2]> = LazyLock::new(|| {
-    settings::PLACES.map(|name| {
-        let keys = ServeOptions::file_keys().into_iter().filter(|key| key.place == name);
-        Place { name, keys: keys.map(|key| key.name).collect() }
+static MAPS: LazyLock<[FileMap; 2]> = LazyLock::new(|| {
+    settings::MAPS.map(|name| {
+        let keys = ServeOptions::file_keys().into_iter().filter(|key| key.map == name);
+        FileMap { name, keys: keys.map(|key| key.name).collect() }
     })
 });
 
@@ -56,14 +56,14 @@ struct File(ServeOptions);
 impl<'de> Deserialize<'de> for File {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut options = ServeOptions::default();
-        deserializer.deserialize_map(MapVisitor { place: &TOP, options: &mut options })?;
+        deserializer.deserialize_map(MapVisitor { file_map: &TOP_LEVEL, options: &mut options })?;
         Ok(File(options))
     }
 }
 
-/// Reads the entries of a place.
+/// Reads the entries of a map.
 struct MapVisitor<'a> {
-    place: &'static Place,
+    file_map: &'static FileMap,
     options: &'a mut ServeOptions,
 }
 
@@ -75,11 +75,11 @@ impl<'de> Visitor<'de> for MapVisitor<'_> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
-        let Self { place, options } = self;
-        while let Some(key) = map.next_key_seed(Key(place))? {
-            if let Some(place) = PLACES.iter().find(|inner| place.name.is_empty() && inner.name == key) {
-                map.next_value_seed(MapVisitor { place, options: &mut *options })?;
-            } else if !options.read(place.name, key, &mut map)? {
+        let Self { file_map, options } = self;
+        while let Some(key) = map.next_key_seed(Key(file_map))? {
+            if let Some(inner) = MAPS.iter().find(|inner| file_map.name.is_empty() && inner.name == key) {
+                map.next_value_seed(MapVisitor { file_map: inner, options: &mut *options })?;
+            } else if !options.read(file_map.name, key, &mut map)? {
                 // The header was checked before.
                 map.next_value::<IgnoredAny>()?;
             }
@@ -109,8 +109,8 @@ impl<'de> DeserializeSeed<'de> for MapVisitor<'_> {
     }
 }
 
-/// A known key of a place.
-struct Key(&'static Place);
+/// A known key of a map.
+struct Key(&'static FileMap);
 
 impl<'de> DeserializeSeed<'de> for Key {
     type Value = &'static str;
@@ -128,7 +128,7 @@ impl Visitor<'_> for Key {
     }
 
     fn visit_str<E: Error>(self, key: &str) -> Result<&'static str, E> {
-        let Self(Place { keys, .. }) = self;
+        let Self(FileMap { keys, .. }) = self;
         let known = keys.iter().find(|known| **known == key);
         // Here and not after the whole entry, so that the error has the key's line.
         known.copied().ok_or_else(|| E::unknown_field(key, keys))
@@ -189,11 +189,11 @@ fn unknown(field: &str, expected: &[&str]) -> String {
     if let Some(known) = nearest(field, expected.iter().copied()) {
         return format!("unknown key {field:?}; did you mean {known:?}?");
     }
-    let is_place = PLACES.iter().any(|place| expected == place.keys);
-    let elsewhere = PLACES.iter().chain([&*TOP]).find(|place| place.keys.contains(&field));
-    match elsewhere.filter(|_| is_top || is_place) {
-        Some(Place { name: "", .. }) => format!("{field} is no limit and no tuning; write it at the top of the file"),
-        Some(Place { name, .. }) => format!("{field} belongs under {name}"),
+    let is_map = MAPS.iter().any(|map| expected == map.keys);
+    let elsewhere = MAPS.iter().chain([&*TOP_LEVEL]).find(|map| map.keys.contains(&field));
+    match elsewhere.filter(|_| is_top || is_map) {
+        Some(FileMap { name: "", .. }) => format!("{field} is no limit and no tuning; write it at the top of the file"),
+        Some(FileMap { name, .. }) => format!("{field} belongs under {name}"),
         None => format!(
             "unknown key {field:?}; the keys are those of `kubefan serve --help`, in camelCase, and those of limits and \
              tuning in docs/configuration.md"
@@ -205,12 +205,13 @@ fn unknown(field: &str, expected: &[&str]) -> String {
 /// line.
 fn entry_at(text: &str, line: usize) -> Option<(String, &str)> {
     let lines: Vec<_> = text.lines().take(line).collect();
-    let top_key = |line: &str| TOP.keys.iter().find(|known| Some(**known) == line.split_once(':').map(|(key, _)| key));
+    let top_key =
+        |line: &str| TOP_LEVEL.keys.iter().find(|known| Some(**known) == line.split_once(':').map(|(key, _)| key));
     let (top_at, top) = lines.iter().enumerate().rev().find_map(|(at, line)| Some((at, *top_key(line)?)))?;
-    let place = PLACES.iter().find(|place| place.name == top);
+    let map = MAPS.iter().find(|map| map.name == top);
     let inner = lines.iter().enumerate().skip(top_at + 1).rev().find_map(|(at, line)| {
         let (key, _) = line.split_once(':')?;
-        Some((at, *place?.keys.iter().find(|known| **known == key.trim_start())?))
+        Some((at, *map?.keys.iter().find(|known| **known == key.trim_start())?))
     });
     let (at, path) = match inner {
         Some((at, key)) => (at, format!("{top}.{key}")),
@@ -224,8 +225,8 @@ fn entry_at(text: &str, line: usize) -> Option<(String, &str)> {
 
 /// The fault of a value, in words of the file and not of its parser.
 fn problem_of(path: &str, value: &str, error: &serde_saphyr::Error) -> String {
-    // All keys of a place are on one line, so the value is not that of one key.
-    if PLACES.iter().any(|place| place.name == path) {
+    // All keys of a map are on one line, so the value is not that of one key.
+    if MAPS.iter().any(|map| map.name == path) {
         return text_of(error);
     }
     let key = path.rsplit('.').next().unwrap_or(path);

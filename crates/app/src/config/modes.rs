@@ -6,7 +6,7 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError,
-    access::{Access, Need},
+    access::{Access, Requirement},
     rules::unusable,
     section::{FileKey, SecondVariable, Section},
 };
@@ -35,8 +35,8 @@ impl Section for ModeOptions {
         Self { modes: self.modes.or(lower.modes) }
     }
 
-    fn read<'de, M: MapAccess<'de>>(&mut self, place: &str, key: &str, map: &mut M) -> Result<bool, M::Error> {
-        if !place.is_empty() || key != "modes" {
+    fn read<'de, M: MapAccess<'de>>(&mut self, map_name: &str, key: &str, map: &mut M) -> Result<bool, M::Error> {
+        if !map_name.is_empty() || key != "modes" {
             return Ok(false);
         }
         self.modes = map.next_value()?;
@@ -69,10 +69,10 @@ impl ModeConfig {
     pub(super) fn check(&self, access: Access) -> Result<(), ConfigError> {
         let any = |is_wrong: fn(&ModeRule) -> bool| self.modes.rules().iter().any(is_wrong);
         if any(|rule| rule.mode == Mode::Passthrough) {
-            access.require("mode: Passthrough", Need::Forwarding)?;
+            access.require("mode: Passthrough", Requirement::Forwarding)?;
         }
         if any(ModeRule::names_callers) {
-            access.require("a mode with users or groups", Need::KnownCallers)?;
+            access.require("a mode with users or groups", Requirement::KnownCallers)?;
         }
         if any(|rule| rule.resources.is_empty()) {
             let problem = "a rule for no resource; name resources, like resources: [pods], or [\"*\"] for all";

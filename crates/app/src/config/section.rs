@@ -26,9 +26,9 @@ pub(super) trait Section: Sized {
     /// Completes the options that are not set from `lower`. A list replaces a list.
     fn overlay(self, lower: Self) -> Self;
 
-    /// Reads the value of a key under `place`, which is empty for a key that has a flag. Returns
-    /// false if the key does not belong to this section.
-    fn read<'de, M: MapAccess<'de>>(&mut self, place: &str, key: &str, map: &mut M) -> Result<bool, M::Error>;
+    /// Reads the value of a key in the map `map_name`, which is empty for a key that has a flag.
+    /// Returns false if the key does not belong to this section.
+    fn read<'de, M: MapAccess<'de>>(&mut self, map_name: &str, key: &str, map: &mut M) -> Result<bool, M::Error>;
 
     /// The defaults of flags as `--help` shows them, by field name.
     fn default_texts() -> Vec<(&'static str, String)>;
@@ -42,7 +42,7 @@ pub(super) trait Section: Sized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileKey {
     /// The map that it is in: `limits` or `tuning`.
-    pub place: &'static str,
+    pub map: &'static str,
     /// Name of the key in that map.
     pub name: &'static str,
     /// Map and name, such as `limits.readsMax`.
@@ -119,7 +119,7 @@ macro_rules! section {
             [keys]
             $(
                 $(#[doc = $key_doc:literal])*
-                $place:ident.$key:ident ($key_value:literal): $key_given:ty
+                $map:ident.$key:ident ($key_value:literal): $key_given:ty
                 $(= $key_default:expr => $key_field:ident: $key_type:ty, $key_rule:expr)?
                 $(=> $bare_key_field:ident: $bare_key_type:ty, $bare_key_rule:expr)?
                 $(, default: $key_shown:expr)?;
@@ -174,7 +174,7 @@ macro_rules! section {
             #[allow(unused_variables, reason = "an option without a field of its own needs no name here")]
             pub(super) fn resolve(self) -> Result<$config, $crate::config::ConfigError> {
                 $(let $name = $crate::config::section::flag_name!("--", Kebab, $name $(, $flag)?);)*
-                $($(let $key = $crate::config::section::key_path!($place, $key);)*)?
+                $($(let $key = $crate::config::section::key_path!($map, $key);)*)?
                 Ok($config {
                     $($derived: $derive(&self)?,)*
                     $($($field: ($rule)($name, self.$name.unwrap_or_else(|| $default))?,)?)*
@@ -203,7 +203,7 @@ macro_rules! section {
                         options, config, $key $(, $key_field)? $(, $bare_key_field)?
                     );
                     if !same {
-                        changed.push($crate::config::section::key_path!($place, $key));
+                        changed.push($crate::config::section::key_path!($map, $key));
                     }
                 )*)?
                 changed
@@ -217,9 +217,9 @@ macro_rules! section {
             )*];
 
             const FILE_KEYS: &'static [$crate::config::section::FileKey] = &[$($($crate::config::section::FileKey {
-                place: stringify!($place),
+                map: stringify!($map),
                 name: $crate::config::names::spelled!("", Camel, $key),
-                path: $crate::config::section::key_path!($place, $key),
+                path: $crate::config::section::key_path!($map, $key),
                 value: $key_value,
                 given: stringify!($key_given),
                 help: concat!($($key_doc),*),
@@ -242,11 +242,11 @@ macro_rules! section {
 
             fn read<'de, M: serde::de::MapAccess<'de>>(
                 &mut self,
-                place: &str,
+                map_name: &str,
                 key: &str,
                 map: &mut M,
             ) -> Result<bool, M::Error> {
-                $(if place.is_empty() && (key == $crate::config::names::spelled!("", Camel, $name)
+                $(if map_name.is_empty() && (key == $crate::config::names::spelled!("", Camel, $name)
                     $(|| key == $crate::config::names::spelled!("", Camel, $flag))?)
                 {
                     if self.$name.is_some() {
@@ -256,7 +256,7 @@ macro_rules! section {
                     self.$name = map.next_value()?;
                     return Ok(true);
                 })*
-                $($(if place == stringify!($place) && key == $crate::config::names::spelled!("", Camel, $key) {
+                $($(if map_name == stringify!($map) && key == $crate::config::names::spelled!("", Camel, $key) {
                     self.$key = map.next_value()?;
                     return Ok(true);
                 })*)?
@@ -281,11 +281,11 @@ macro_rules! section {
                 vec![
                     $($($({
                         let default: $key_given = $key_default;
-                        ($crate::config::section::key_path!($place, $key), default.to_string())
+                        ($crate::config::section::key_path!($map, $key), default.to_string())
                     },)?)*)?
                     $($($({
                         let default: $key_given = $key_shown;
-                        ($crate::config::section::key_path!($place, $key), default.to_string())
+                        ($crate::config::section::key_path!($map, $key), default.to_string())
                     },)?)*)?
                 ]
             }
@@ -326,8 +326,8 @@ pub(super) use second_name;
 
 /// The path of a key that has no flag: `key_path!(limits, reads_max)` is `"limits.readsMax"`.
 macro_rules! key_path {
-    ($place:ident, $key:ident) => {
-        $crate::config::names::spelled!(concat!(stringify!($place), "."), Camel, $key)
+    ($map:ident, $key:ident) => {
+        $crate::config::names::spelled!(concat!(stringify!($map), "."), Camel, $key)
     };
 }
 pub(super) use key_path;

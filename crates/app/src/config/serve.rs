@@ -6,7 +6,7 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration, ListenAddress,
-    access::{Access, Need},
+    access::{Access, Requirement},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
     callers::{CallerConfig, CallerOptions},
@@ -55,15 +55,15 @@ macro_rules! sections {
                 [$($options::FILE_KEYS),*].concat()
             }
 
-            /// Reads the value of a key under `place`, which is empty for a key that has a flag.
-            /// Returns false if there is no such key.
+            /// Reads the value of a key in the map `map_name`, which is empty for a key that has a
+            /// flag. Returns false if there is no such key.
             pub(super) fn read<'de, M: MapAccess<'de>>(
                 &mut self,
-                place: &str,
+                map_name: &str,
                 key: &str,
                 map: &mut M,
             ) -> Result<bool, M::Error> {
-                Ok($(self.$section.read(place, key, map)?)||*)
+                Ok($(self.$section.read(map_name, key, map)?)||*)
             }
 
             /// The keys of the settings that differ. Those that become a field of the configuration
@@ -157,7 +157,7 @@ impl ServeOptions {
             ],
         )?;
         if config.serving.consistent_reads == ConsistentReads::Upstream {
-            access.require("tuning.consistentReads: upstream", Need::Forwarding)?;
+            access.require("tuning.consistentReads: upstream", Requirement::Forwarding)?;
         }
         peer.check(matches!(config.serving.tls, Some(TlsSource::Managed(_))))?;
         if config.cache.resources.is_empty() && !config.on_demand.is_on {

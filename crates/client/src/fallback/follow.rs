@@ -153,7 +153,7 @@ impl Follow {
                 Continue(())
             }
             FallbackEvent::Started if self.servers.kubefan.watch_reconnects() => Continue(()),
-            FallbackEvent::Started if self.is_away() && self.kubefan_is_back() => {
+            FallbackEvent::Started if self.has_left_kubefan() && self.kubefan_is_back() => {
                 Break(Some(Ok(WatchEventKind::Reconnected.into())))
             }
             FallbackEvent::Started => Continue(()),
@@ -173,7 +173,7 @@ impl Follow {
             }
             return Break(Some(Ok(event)));
         }
-        if self.is_away() && !self.kubefan_is_back() {
+        if self.has_left_kubefan() && !self.kubefan_is_back() {
             return Continue(());
         }
         if let Some(version) = &event.resume_version {
@@ -250,11 +250,11 @@ impl Follow {
 
     /// Whether kubefan was gone, or this watch has continued without it. Another watch of the same
     /// source may have ended the outage already.
-    fn is_away(&self) -> bool {
-        self.apiserver.is_some() || self.kubefan_version != self.version || self.is_out()
+    fn has_left_kubefan(&self) -> bool {
+        self.apiserver.is_some() || self.kubefan_version != self.version || self.has_outage()
     }
 
-    fn is_out(&self) -> bool {
+    fn has_outage(&self) -> bool {
         self.servers.outage.as_ref().is_some_and(|outage| outage.since().is_some())
     }
 

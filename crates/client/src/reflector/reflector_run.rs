@@ -36,18 +36,19 @@ enum Unit<K> {
 impl<K: Decode> Reflector<K> {
     pub(super) async fn round(&self, resync: &mut Resync) -> Result<(), ClientError> {
         let result = self.list_then_watch(resync).await;
-        if let Err(error) = &result
-            && let refused = (error.is_expired() || error.is_resource_version_too_large())
-            && (refused || !error.is_retryable() && error.code() != Code::Unauthenticated)
-        {
-            // A server may refuse a version in the stream of a watch, too. Any answer that a retry
-            // of the same request cannot fix leads to a new state, as in client-go. A refused token
-            // is fixed by another token, and says nothing about the version.
-            if self.session(|session| session.is_known()) {
-                self.session(|session| session.expired = true);
-            } else if refused {
-                self.session(|session| session.unavailable = true);
-            }
+        let Err(error) = &result else { return result };
+        let is_version_refused = error.is_expired() || error.is_resource_version_too_large();
+        // A refused token is fixed by another token, and says nothing about the version.
+        let is_final = !error.is_retryable() && error.code() != Code::Unauthenticated;
+        if !is_version_refused && !is_final {
+            return result;
+        }
+        // A server may refuse a version in the stream of a watch, too. As in client-go, an answer
+        // that a retry cannot change leads to a new state.
+        if self.session(|session| session.is_known()) {
+            self.session(|session| session.expired = true);
+        } else if is_version_refused {
+            self.session(|session| session.unavailable = true);
         }
         result
     }

@@ -340,9 +340,9 @@ bugs! {
     /// memory.
     PressureStays = "pressure-stays" breaks "Convergent, Resumable",
 
-    /// `informers/informer/standing.rs`: an informer keeps its place in the scheduler of lists
-    /// while it waits after a failure. Needs: as many failing caches as there are places.
-    BackoffKeepsThePlace = "backoff-keeps-the-place" breaks "Convergent, Resumable",
+    /// `informers/informer/informer_state.rs`: an informer keeps its permit of the scheduler of
+    /// lists while it waits after a failure. Needs: as many failing caches as there are permits.
+    BackoffKeepsThePermit = "backoff-keeps-the-permit" breaks "Convergent, Resumable",
 
     /// `informers/retry.rs`: the apiserver's `Retry-After` is ignored. Needs: an overloaded
     /// apiserver.

@@ -15,15 +15,15 @@ use super::core::Hub;
 
 /// The source of an answer to a read.
 #[derive(Clone, Default)]
-pub enum Fresh {
+pub enum ReadSource {
     /// The cache, as it is now or at any later time.
     #[default]
     Cache,
     /// The cache, unless it is below this version, which it had reached: a history that starts
     /// meanwhile may go back.
-    AtLeast(ResourceVersion),
+    CacheAtLeast(ResourceVersion),
     /// The proved state, to serve until the cache has reached its version.
-    State(ProvedState),
+    Proved(ProvedState),
 }
 
 /// The state of the cluster at a version that the cache may not have reached.
@@ -39,7 +39,7 @@ pub struct ProvedState {
     pub version: ResourceVersion,
 }
 
-impl Fresh {
+impl ReadSource {
     /// Returns the proved state, if a reader has to be served it instead of the cache.
     ///
     /// # Errors
@@ -48,21 +48,21 @@ impl Fresh {
     pub(crate) fn instead_of(&self, cached: &CachedState) -> Result<Option<&ProvedState>, Refusal> {
         match self {
             Self::Cache => Ok(None),
-            Self::AtLeast(requested) => cached.check_reached(*requested).map(|()| None),
-            Self::State(proved) if proved.epoch != cached.epoch || cached.reencoded > Some(proved.cached_at) => {
+            Self::CacheAtLeast(requested) => cached.check_reached(*requested).map(|()| None),
+            Self::Proved(proved) if proved.epoch != cached.epoch || cached.reencoded > Some(proved.cached_at) => {
                 Err(Refusal::Unavailable("the resource was listed again since its state was proved".to_owned()))
             }
-            Self::State(proved) => Ok((cached.version < proved.version).then_some(proved)),
+            Self::Proved(proved) => Ok((cached.version < proved.version).then_some(proved)),
         }
     }
 }
 
-impl std::fmt::Debug for Fresh {
+impl std::fmt::Debug for ReadSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Cache => f.write_str("Cache"),
-            Self::AtLeast(version) => write!(f, "AtLeast({version})"),
-            Self::State(ProvedState { epoch, version, .. }) => write!(f, "State({version} in epoch {epoch})"),
+            Self::CacheAtLeast(version) => write!(f, "CacheAtLeast({version})"),
+            Self::Proved(ProvedState { epoch, version, .. }) => write!(f, "Proved({version} in epoch {epoch})"),
         }
     }
 }
@@ -71,28 +71,28 @@ impl Hub {
     /// Lets readers be served a state that upstream has proved. Upstream has reached the proved
     /// version. So a later list with a lower version is of another history, even if the cache has
     /// not reached the proved version.
-    pub fn serve_proved(&self, proved: ProvedState) -> Fresh {
+    pub fn serve_proved(&self, proved: ProvedState) -> ReadSource {
         let mut state = self.lock();
         if state.published.state_of(proved.epoch).is_some() {
             state.served_ahead = state.served_ahead.max(Some(proved.version));
         }
-        Fresh::State(proved)
+        ReadSource::Proved(proved)
     }
 
     /// Returns the state, for a list or a get.
     pub fn snapshot(&self) -> Result<(Store, ResourceVersion), Refusal> {
-        self.snapshot_of(&Fresh::Cache)
+        self.snapshot_of(&ReadSource::Cache)
     }
 
     /// Like [`Self::snapshot_of`], for a reader that continues after the whole version. If the
     /// version has several events, it waits until a later one arrives or none has arrived for
     /// [`SAME_VERSION_WAIT`], and at most twice that long.
-    pub async fn whole_snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
+    pub async fn whole_snapshot_of(&self, source: &ReadSource) -> Result<(Store, ResourceVersion), Refusal> {
         let deadline = Instant::now() + 2 * SAME_VERSION_WAIT;
         let mut head = self.head.subscribe();
         loop {
             head.mark_unchanged();
-            let (store, version) = self.snapshot_of(fresh)?;
+            let (store, version) = self.snapshot_of(source)?;
             let waits_until = version.is_between_events().then(|| self.newest_received()).flatten();
             let waits_until = waits_until.map(|at| deadline.min(at + SAME_VERSION_WAIT));
             let Some(until) = waits_until.filter(|until| *until > Instant::now()) else { return Ok((store, version)) };
@@ -107,11 +107,11 @@ impl Hub {
     }
 
     /// Returns the state that a read may be served, for a list or a get.
-    pub fn snapshot_of(&self, fresh: &Fresh) -> Result<(Store, ResourceVersion), Refusal> {
+    pub fn snapshot_of(&self, source: &ReadSource) -> Result<(Store, ResourceVersion), Refusal> {
         let mut state = self.lock();
         state.used_at = Instant::now();
         let cached = state.published.serving(state.used_at)?;
-        Ok(match fresh.instead_of(cached)? {
+        Ok(match source.instead_of(cached)? {
             Some(ProvedState { store, version, .. }) => (store.clone(), *version),
             None => (cached.store.clone(), cached.version),
         })

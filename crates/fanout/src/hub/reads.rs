@@ -70,11 +70,11 @@ impl Hub {
     }
 
     /// Unregisters a subscription of a tenant. A view without subscriptions is dropped.
-    pub(crate) fn leave(&self, view: &Arc<View>, place: usize, waited: Option<Cursor>, tenant: Tenant) {
+    pub(crate) fn leave(&self, view: &Arc<View>, waker_id: usize, waited: Option<Cursor>, tenant: Tenant) {
         let mut state = self.lock();
         state.subscribers -= 1;
         state.used_at = Instant::now();
-        if view.leave(place, waited, tenant) == 0 {
+        if view.leave(waker_id, waited, tenant) == 0 {
             state.views.remove(view);
         }
     }

@@ -6,12 +6,12 @@ use kubefan_admission::{fair_share::Holder, gate::GatePermit};
 use kubefan_cache::{Backfill, OnExpired, OnLag, Refusal};
 use kubefan_model::ResourceVersion;
 
-use crate::{hub::Fresh, views::log::Replayed};
+use crate::{hub::ReadSource, views::log::Replayed};
 
 /// Start of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// With a snapshot of [the state](SubscribeOptions::fresh), then events.
+    /// With a snapshot of [the state](SubscribeOptions::source), then events.
     Snapshot,
     /// After this version.
     Resume(ResourceVersion),
@@ -42,7 +42,7 @@ pub struct SubscribeOptions {
     /// Whether a watch over HTTP asks for a bookmark where its initial state ends.
     pub marks_end: bool,
     /// The state that a snapshot is taken from, for a format without deltas.
-    pub fresh: Fresh,
+    pub source: ReadSource,
     /// The holder that takes its permits, and whose tenant its log may be charged to; `None` for
     /// kubefan itself.
     pub holder: Option<Holder>,
@@ -74,9 +74,9 @@ impl From<Start> for SubscribeOptions {
         let on_expired = OnExpired::default();
         let may_be_complete = false;
         let marks_end = false;
-        let fresh = Fresh::Cache;
+        let source = ReadSource::Cache;
         let holder = None;
-        Self { start, on_lag, on_expired, cluster: String::new(), may_be_complete, marks_end, fresh, holder }
+        Self { start, on_lag, on_expired, cluster: String::new(), may_be_complete, marks_end, source, holder }
     }
 }
 

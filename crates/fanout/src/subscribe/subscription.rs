@@ -80,7 +80,7 @@ pub struct Subscription {
 /// A view that a subscription has joined, and where it starts there.
 pub(super) struct JoinedView {
     pub(super) view: Arc<View>,
-    /// The place of the waker among those of the view.
+    /// The id of the waker in the view.
     pub(super) waker_id: usize,
     pub(super) waker: Arc<StreamWaker>,
     pub(super) start: StartPoint,

@@ -1,9 +1,9 @@
 //! Registers a subscription.
 //!
 //! [`Hub::try_subscribe`] plans and subscribes in one critical section. A gate permit or a backfill
-//! takes time and cannot be fetched there, so it is returned as a [`Need`]. The caller fetches it
-//! without the lock, and asks again with all of it: the decision is made anew each time, in one
-//! place, and never goes stale between planning and subscribing.
+//! takes time and cannot be fetched there, so it is returned as a [`SubscribeNeed`]. The caller
+//! fetches it without the lock, and asks again with all of it: the decision is made anew each time,
+//! in one place, and never goes stale between planning and subscribing.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use crate::{
 
 /// Something that must be fetched before a subscription can be registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum SubscribeNeed {
     /// A gate permit: the backlog pins state.
     Permit,
     /// The events after this version, or the answer that upstream does not have them either. A
@@ -51,7 +51,7 @@ pub enum NotSubscribed {
     /// The subscription is refused.
     Refused(Refusal),
     /// Something must be fetched first.
-    Needs(Need),
+    Needs(SubscribeNeed),
 }
 
 /// Limit of replays for one subscription. After that its history is tested inside the critical
@@ -94,7 +94,7 @@ impl Hub {
         }
         let (first, resume) = self.first(&state, &key, options, provided)?;
         let permit = if first.needs_permit() {
-            let Some(permit) = &provided.permit else { return Err(NotSubscribed::Needs(Need::Permit)) };
+            let Some(permit) = &provided.permit else { return Err(NotSubscribed::Needs(SubscribeNeed::Permit)) };
             Some(permit.clone())
         } else {
             None
@@ -112,7 +112,7 @@ impl Hub {
             && LongHistory::after(from, &cached.history, selection).is_some()
         {
             provided.replays_asked += 1;
-            return Err(NotSubscribed::Needs(Need::Replay(from)));
+            return Err(NotSubscribed::Needs(SubscribeNeed::Replay(from)));
         }
         let view = match known {
             Some(view) => view,
@@ -170,12 +170,14 @@ impl Hub {
             match self.try_subscribe(&selection, &format, &options, &mut provided, &waker) {
                 Ok(subscription) => return Ok(subscription),
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
-                Err(NotSubscribed::Needs(Need::Permit)) => {
+                Err(NotSubscribed::Needs(SubscribeNeed::Permit)) => {
                     provided.permit =
                         Some(Arc::new(self.gate().acquire_now(options.holder).map_err(Refusal::Exhausted)?));
                 }
-                Err(NotSubscribed::Needs(Need::Backfill(_))) => provided.backfill = ProvidedBackfill::Unavailable,
-                Err(NotSubscribed::Needs(Need::Replay(version))) => {
+                Err(NotSubscribed::Needs(SubscribeNeed::Backfill(_))) => {
+                    provided.backfill = ProvidedBackfill::Unavailable
+                }
+                Err(NotSubscribed::Needs(SubscribeNeed::Replay(version))) => {
                     provided.replayed = self.replay_now(&selection, &format, version);
                 }
             }
@@ -195,7 +197,7 @@ impl Hub {
         let version = match options.start {
             Start::Snapshot => {
                 let marks_end = options.marks_end;
-                let first = match options.fresh.instead_of(published.serving(Instant::now())?)? {
+                let first = match options.source.instead_of(published.serving(Instant::now())?)? {
                     Some(proved) => First::Proved { proved: proved.clone(), marks_end },
                     None => First::Snapshot { restarted_from: None, marks_end },
                 };
@@ -250,7 +252,7 @@ impl Hub {
                 (First::Backfill(backfill.clone(), version, source), Some((version, Resume::Backfill)))
             }
             ResumePlan::Backfill(_) | ResumePlan::NeedsBackfill => {
-                return Err(NotSubscribed::Needs(Need::Backfill(version)));
+                return Err(NotSubscribed::Needs(SubscribeNeed::Backfill(version)));
             }
             ResumePlan::Wait(version) => {
                 // It resumes if the cache has a part of its version.

@@ -6,7 +6,7 @@ use kubefan_model::projection::Projection;
 
 use super::watch_http::lines;
 use super::*;
-use crate::{Need, NotSubscribed, Provided, views::log::LogItem};
+use crate::{NotSubscribed, Provided, SubscribeNeed, views::log::LogItem};
 
 const CACHES: usize = 40;
 const VIEWS: usize = 20;
@@ -199,7 +199,9 @@ async fn history_that_a_shortened_log_no_longer_has_is_not_tested_inside_the_cri
     let waker = Arc::new(StreamWaker::new(&ConnectionWaker::new(), 0));
     let mut provided = Provided::default();
     let subscribe = |provided: &mut Provided| cache.hub.try_subscribe(&selection, &format, &options, provided, &waker);
-    let Err(NotSubscribed::Needs(Need::Replay(from))) = subscribe(&mut provided) else { panic!("it was tested") };
+    let Err(NotSubscribed::Needs(SubscribeNeed::Replay(from))) = subscribe(&mut provided) else {
+        panic!("it was tested")
+    };
     provided.replayed = cache.hub.replay(&selection, &format, from, None).await.unwrap();
     let mut resumed = subscribe(&mut provided).unwrap();
     assert_eq!((resumed.way(), ready(&mut resumed).await.len()), ("ring", EVENTS as usize));

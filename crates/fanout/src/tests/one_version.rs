@@ -8,7 +8,7 @@ use futures::FutureExt;
 use kubefan_cache::{OnExpired, SAME_VERSION_WAIT};
 
 use super::*;
-use crate::Fresh;
+use crate::ReadSource;
 
 fn place(text: &str) -> ResourceVersion {
     ResourceVersion::parse_place(text).unwrap()
@@ -72,8 +72,8 @@ async fn a_list_of_whole_versions_waits_for_the_other_events_of_its_version() {
     let mut cache = Cache::new();
     cache.list(&[("a", "web", 5), ("b", "db", 6), ("c", "web", 7)], 10);
     let hub = cache.hub.clone();
-    let fresh = Fresh::Cache;
-    let list = async || hub.whole_snapshot_of(&fresh).await.map(|(store, version)| (store.len(), version)).unwrap();
+    let source = ReadSource::Cache;
+    let list = async || hub.whole_snapshot_of(&source).await.map(|(store, version)| (store.len(), version)).unwrap();
     cache.event(Deleted, "a", "web", 12);
     assert_eq!(list().now_or_never(), Some((2, place("12"))), "most versions have one event");
     cache.event(Deleted, "b", "db", 12);

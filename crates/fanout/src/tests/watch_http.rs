@@ -76,8 +76,8 @@ async fn a_metadata_watch_has_the_version_of_the_event_when_an_object_leaves() {
 /// Options of a watch-list whose state was proved to be the one at `at`.
 pub(super) fn proved(cache: &Cache, at: u64) -> SubscribeOptions {
     let CachePosition { epoch, store, version: cached_at, .. } = cache.hub.position().unwrap();
-    let fresh = cache.hub.serve_proved(ProvedState { epoch, store, cached_at, version: version(at) });
-    SubscribeOptions { marks_end: true, fresh, ..Start::Snapshot.into() }
+    let source = cache.hub.serve_proved(ProvedState { epoch, store, cached_at, version: version(at) });
+    SubscribeOptions { marks_end: true, source, ..Start::Snapshot.into() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,7 +93,7 @@ async fn a_proved_state_is_followed_by_the_events_after_its_version() {
     // between must not show it either.
     cache.event(Added, "b", "web", 12);
     let mut between = watch(&cache).unwrap();
-    assert_eq!(cache.hub.snapshot_of(&options.fresh).unwrap().0.len(), 1, "the same in a list");
+    assert_eq!(cache.hub.snapshot_of(&options.source).unwrap().0.len(), 1, "the same in a list");
     cache.event(Deleted, "b", "web", 13);
     assert_eq!(lines(&mut between).await, expected);
     assert!(lines(&mut early).await.is_empty() && early.bookmark().is_none());
@@ -101,7 +101,7 @@ async fn a_proved_state_is_followed_by_the_events_after_its_version() {
     // The cache itself is as fresh now.
     let mut late = watch(&cache).unwrap();
     assert_eq!(lines(&mut late).await, ["ADDED a@5", "ADDED c@21", "BOOKMARK @21 ends the state"]);
-    assert_eq!(cache.hub.snapshot_of(&options.fresh).unwrap().1, version(21));
+    assert_eq!(cache.hub.snapshot_of(&options.source).unwrap().1, version(21));
     cache.event(Modified, "a", "db", 22);
     for watch in [&mut early, &mut between] {
         assert_eq!(lines(watch).await, ["ADDED c@21", "DELETED a@22"]);

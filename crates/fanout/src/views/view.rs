@@ -167,27 +167,26 @@ impl View {
     }
 
     /// Whether events are tested outside of the critical section, because that takes long.
-    pub fn defers(&self) -> bool {
-        self.tests() > 2 * TESTED_AT_ONCE_MAX
+    pub fn tests_later(&self) -> bool {
+        self.tests_per_event() > 2 * TESTED_AT_ONCE_MAX
     }
 
     /// The cost of testing an event, which is two objects.
-    fn tests(&self) -> usize {
+    fn tests_per_event(&self) -> usize {
         let comparison = if self.encoder.format().only_changes() { COMPARISON_TESTS } else { 0 };
         2 * self.selection.tests() + comparison
     }
 
     /// Appends an event to be tested later. Returns whether the view must be queued for that.
-    pub fn defer(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
+    pub fn append_untested(&self, event: &Arc<WatchEvent>, received: Instant) -> bool {
         let mut state = self.state();
         self.push(&mut state, LogItem::Untested(event.clone(), received));
         !std::mem::replace(&mut state.is_queued, true)
     }
 
-    /// Tests a slice of the events that were deferred, without a lock. Called by one task at a
-    /// time.
+    /// Tests a slice of the untested events, without a lock. Called by one task at a time.
     pub fn test_slice(&self) -> TestedSlice {
-        let events_max = (SLICE_TESTS / self.tests()).max(1);
+        let events_max = (SLICE_TESTS / self.tests_per_event()).max(1);
         let (from, events) = self.state().log.untested(events_max);
         let found = events.into_iter().map(|(event, received)| {
             let seen = event.transition(&self.selection).filter(|seen| self.encoder.tells(&event, *seen));
@@ -264,22 +263,22 @@ impl View {
     /// Wakes every subscription that waits. Returns their numbers.
     ///
     /// The lock is taken for a few wakers at a time and never while one wakes: a subscription that
-    /// joins or leaves has the hub's lock, which must not wait for a wave. A waker keeps its place,
+    /// joins or leaves has the hub's lock, which must not wait for a wave. A waker keeps its id,
     /// so none that was armed before is missed. One that has left meanwhile wakes a stream that is
     /// gone.
     pub fn wake(&self) -> Woken {
         let mut woken = Woken::default();
-        let mut place = 0;
+        let mut next_id = 0;
         loop {
             let armed: SmallVec<[Arc<StreamWaker>; WAKERS_PER_LOCK]> = {
                 let wakers = self.wakers();
-                if place >= wakers.capacity() {
+                if next_id >= wakers.capacity() {
                     return woken;
                 }
-                let places = place..place + WAKERS_PER_LOCK;
-                places.filter_map(|place| wakers.get(place).filter(|waker| waker.is_armed()).cloned()).collect()
+                let ids = next_id..next_id + WAKERS_PER_LOCK;
+                ids.filter_map(|id| wakers.get(id).filter(|waker| waker.is_armed()).cloned()).collect()
             };
-            place += WAKERS_PER_LOCK;
+            next_id += WAKERS_PER_LOCK;
             woken = [woken, armed.iter().map(|waker| waker.wake()).sum()].into_iter().sum();
         }
     }
@@ -465,7 +464,7 @@ impl View {
         (past, state.log.reencoded_between(cursor, past))
     }
 
-    /// Adds a subscription of a tenant. Returns its place among the wakers.
+    /// Adds a subscription of a tenant. Returns the id of its waker.
     pub fn join(&self, waker: Arc<StreamWaker>, tenant_bytes: &Arc<TenantBytes>) -> usize {
         let mut state = self.state();
         state.subscribers += 1;

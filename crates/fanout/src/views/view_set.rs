@@ -191,8 +191,8 @@ impl Views {
         for id in &self.candidates {
             let Some(slot) = self.slots.get_mut(*id) else { continue };
             let is_appended = match (record, &tested) {
-                (HistoryRecord::Event(event), _) if slot.view.defers() => {
-                    if slot.view.defer(event, received) {
+                (HistoryRecord::Event(event), _) if slot.view.tests_later() => {
+                    if slot.view.append_untested(event, received) {
                         self.untested.push_back(slot.view.clone());
                     }
                     false

@@ -73,9 +73,9 @@ impl UpstreamRead<'_> {
     async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
         let Served { gvr, hub, .. } = self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| unsynced(self.served))?;
-        let mut place = None;
+        let mut permit = None;
         if with_state {
-            place = Some(self.context.lists.acquire(ListPriority::Backfill).await);
+            permit = Some(self.context.lists.acquire(ListPriority::Backfill).await);
         }
         let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
         // Upstream sends whole versions. Events up to `from` are read only for the state.
@@ -85,19 +85,19 @@ impl UpstreamRead<'_> {
         let mut ring = EventRing::alone(LIMITS, from);
         let mut reached = start;
         // The objects with an event of the last version: a new watch sends it once more.
-        let mut of_last = HashSet::new();
-        // Whether the last version, at which the cache was listed, is reached, and whether the open
-        // watch has delivered it.
-        let mut is_last = false;
-        let mut is_brought = false;
+        let mut keys_at_last_version = HashSet::new();
+        // Whether the version at which the cache was listed is reached: upstream may send more
+        // events of it.
+        let mut awaits_rest_of_version = false;
+        // Whether the open watch has delivered the version that is reached.
+        let mut is_delivered_by_watch = false;
         let mut share = hub.budgets().backfills.share();
-        loop {
-            let wait = if is_last && is_brought { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
+        let end = loop {
+            let may_be_complete = awaits_rest_of_version && is_delivered_by_watch;
+            let wait = if may_be_complete { SAME_VERSION_WAIT } else { BACKFILL_TIMEOUT };
             let step = match timeout(wait, reflector.step()).await {
                 // A watch that breaks or ends here may have delivered a part of the version.
-                Err(_) if is_last && is_brought => {
-                    return Ok(Backfill { epoch, ring, reached: reached.end(), has_state: with_state, share });
-                }
+                Err(_) if may_be_complete => break reached.end(),
                 Err(_) => return Err(no_backfill(self.served, from).into()),
                 Ok(Err(error)) if reflector.is_within_list() => {
                     sleep(error.page_retry_delay()).await;
@@ -108,17 +108,17 @@ impl UpstreamRead<'_> {
             let (update, received) = match step {
                 ReflectorEvent::Update { update, received } => (update, received),
                 ReflectorEvent::Ended { .. } => {
-                    is_brought = false;
+                    is_delivered_by_watch = false;
                     continue;
                 }
                 ReflectorEvent::Watching { .. } | ReflectorEvent::Proved { .. } => continue,
             };
             if let Update::Event(_, object) = &update {
-                is_brought = true;
+                is_delivered_by_watch = true;
                 if !object.version().is_at(reached) {
-                    of_last.clear();
+                    keys_at_last_version.clear();
                 }
-                if !of_last.insert(object.key().clone()) {
+                if !keys_at_last_version.insert(object.key().clone()) {
                     continue;
                 }
             }
@@ -149,7 +149,7 @@ impl UpstreamRead<'_> {
                 // The cache has not received this event yet. Everything up to the cache's version
                 // was read, so the backfill is complete.
                 if at > head {
-                    return Ok(Backfill { epoch, ring, reached: head, has_state: with_state, share });
+                    break head;
                 }
                 if let Some(record) = record(&mut writer, update, at, with_state)?
                     && at > from
@@ -168,14 +168,13 @@ impl UpstreamRead<'_> {
                 }
                 let is_requested = at >= to || to.is_end() && to.is_at(at);
                 if is_requested && can_resume {
-                    return Ok(Backfill { epoch, ring, reached: at, has_state: with_state, share });
+                    break at;
                 }
-                // The cache was listed at this version, and upstream may send more events of it.
-                is_last = is_requested && can_resume_after;
+                awaits_rest_of_version = is_requested && can_resume_after;
                 continue;
             }
             if let Update::ListEnd(version) = update {
-                drop(place.take());
+                drop(permit.take());
                 if !version.is_at(start) {
                     let message =
                         format!("upstream answered a list at version {start} with the state at version {version}");
@@ -183,7 +182,8 @@ impl UpstreamRead<'_> {
                 }
             }
             writer.apply(update).map_err(|error| Refusal::Unavailable(error.to_string()))?;
-        }
+        };
+        Ok(Backfill { epoch, ring, reached: end, has_state: with_state, share })
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     Informer,
-    standing::{Discard, Event},
+    informer_state::{Discard, Event},
 };
 
 /// The wait before objects are read again for a new schema, if that failed.
@@ -26,7 +26,7 @@ impl Informer {
     /// After an answer of another cluster, to any cache, it is confirmed first: the next answer
     /// could come from there, and its check from the right one.
     pub(super) async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
-        if !self.standing.checks_first(self.context.source.is_doubted()) {
+        if !self.state.checks_first(self.context.source.is_doubted()) {
             return true;
         }
         let Err(error) = self.context.source.confirm().await else {
@@ -35,7 +35,7 @@ impl Informer {
         };
         // Without a list in progress there is nothing to discard, and the reflector keeps the
         // reason of the list that it is about to request.
-        if self.standing.list_begin().is_some() {
+        if self.state.list_begin().is_some() {
             self.discard(None);
         }
         self.wait_unconfirmed(batch, &error).await;
@@ -70,7 +70,7 @@ impl Informer {
 
     /// Discards everything that the reflector has received since the last commit.
     fn discard(&mut self, begins: Option<RelistReason>) {
-        match self.standing.discard(begins, self.writer.version()) {
+        match self.state.discard(begins, self.writer.version()) {
             Discard::Resume(version) => self.reflector.resume_from(version),
             Discard::ResumeAndReread(version) => {
                 self.reflector.resume_from(version);

@@ -4,13 +4,13 @@ use kubefan_cache::RelistReason;
 use kubefan_fanout::CommitBatch;
 use kubefan_upstream::reflector::{ReflectorError, ReflectorEvent};
 
-use crate::list_scheduler::ListPlace;
+use crate::list_scheduler::ListPermit;
 
 /// The next input of an informer.
 pub(super) enum Next {
     Step(Result<ReflectorEvent, ReflectorError>),
     /// A planned relist is due.
-    Relist(RelistReason, ListPlace),
+    Relist(RelistReason, ListPermit),
 }
 
 /// Commits whose subscribers are not woken yet. Dropping it wakes them.

@@ -17,7 +17,7 @@ use kubefan_common::{
     },
     text::without_user,
 };
-use kubefan_fanout::{Fresh, HubStatus, Patience, Served, Start, StreamWaker, SubscribeOptions};
+use kubefan_fanout::{HubStatus, Patience, ReadSource, Served, Start, StreamWaker, SubscribeOptions};
 use kubefan_model::{Media, ObjectKey, ResourceVersion, format::Format, object::Object};
 use kubefan_telemetry::{
     metrics::Metrics,
@@ -55,8 +55,12 @@ impl Service {
 
     /// Waits until the cache has reached the version that a list or get names. Upstream cannot
     /// answer instead.
-    async fn wait_for_version(&self, selected: &Selected, version: Option<ResourceVersion>) -> Result<Fresh, Refusal> {
-        let Some(version) = version else { return Ok(Fresh::Cache) };
+    async fn wait_for_version(
+        &self,
+        selected: &Selected,
+        version: Option<ResourceVersion>,
+    ) -> Result<ReadSource, Refusal> {
+        let Some(version) = version else { return Ok(ReadSource::Cache) };
         let reached = self.reader.reach(&selected.served, version.least_reached(), Patience::NoFallback).await;
         reached.map_err(|NotReached { refusal, .. }| refusal)
     }
@@ -219,10 +223,10 @@ impl WatchService for Service {
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, holder, format.media()).await?;
-            let fresh = self.wait_for_version(&selected, version).await?;
+            let source = self.wait_for_version(&selected, version).await?;
             selected.served.hub.index_for(&selected.selection, Some(holder)).await;
             let pass = selected.served.hub.gate().acquire(Some(holder)).await?;
-            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
+            let (store, version) = selected.served.hub.snapshot_of(&source)?;
             Ok((selected, store, version, (place, pass), format))
         };
         let opened = open.await;
@@ -272,8 +276,8 @@ impl WatchService for Service {
             if selected.served.namespaced && key.namespace().is_empty() {
                 return invalid("target.namespace", "required: the resource is namespaced");
             }
-            let fresh = self.wait_for_version(&selected, version).await?;
-            let (store, version) = selected.served.hub.snapshot_of(&fresh)?;
+            let source = self.wait_for_version(&selected, version).await?;
+            let (store, version) = selected.served.hub.snapshot_of(&source)?;
             Ok((selected.served, store, version))
         };
         let opened = open.await;

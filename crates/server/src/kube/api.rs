@@ -215,7 +215,7 @@ impl KubeApi {
     /// Returns the fallback of a request that the cache does not answer.
     fn fallback(&self, request: &Parts, info: &RequestInfo<'_>) -> Fallback {
         match self.cache_only(request, info) {
-            Some(needed) => Fallback::Misread(needed),
+            Some(needed) => Fallback::CacheOnly(needed),
             None if self.upstream.forwards() => Fallback::Upstream,
             None => Fallback::Off,
         }

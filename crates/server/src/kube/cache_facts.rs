@@ -16,8 +16,8 @@ pub struct CacheFacts<'a> {
     pub narrowed_by: &'a FieldSelector,
     /// The verdict about the caller.
     pub verdict: Option<Result<(), NotAllowed>>,
-    /// Whether there is a place for the read.
-    pub place: Option<Result<(), Refusal>>,
+    /// Whether the read is admitted: there is a place for it.
+    pub admission: Option<Result<(), Refusal>>,
     /// The encodings in which the resource was cached when the read got its place. Empty if the
     /// decision does not depend on them.
     pub cached: Vec<Media>,
@@ -26,7 +26,7 @@ pub struct CacheFacts<'a> {
     /// Whether a list is large.
     pub is_large: Option<bool>,
     /// Whether the cache is as fresh as the read demands.
-    pub fresh: Option<Result<(), NotFresh>>,
+    pub freshness: Option<Result<(), NotFresh>>,
     /// The snapshot to answer from.
     pub snapshot: Option<Result<SnapshotFacts, Refusal>>,
     /// Whether a watch was subscribed.
@@ -104,11 +104,11 @@ impl<'a> CacheFacts<'a> {
             fallback,
             narrowed_by,
             verdict: None,
-            place: None,
+            admission: None,
             cached: Vec::new(),
             formats: vec![FormatFacts::default(); read.formats.len()],
             is_large: None,
-            fresh: None,
+            freshness: None,
             snapshot: None,
             subscription: None,
         }

@@ -16,7 +16,7 @@ pub enum Fallback {
     /// A refusal of kubefan: passthrough is off.
     Off,
     /// A refusal of kubefan, because upstream might ignore a part of the request.
-    Misread(CacheOnly),
+    CacheOnly(CacheOnly),
 }
 
 /// The form of a refusal.
@@ -45,8 +45,8 @@ impl Fallback {
     /// it.
     pub fn refusal(self, error: ReadError) -> Option<Refused> {
         let failure = match error {
-            ReadError::Final(failure) => return Some(Refused::ByCache(failure)),
-            ReadError::Unknown(failure) => return Some(Refused::Plain(failure)),
+            ReadError::ByCache(failure) => return Some(Refused::ByCache(failure)),
+            ReadError::Plain(failure) => return Some(Refused::Plain(failure)),
             ReadError::Event(failure, media) => return Some(Refused::Event(failure, media)),
             ReadError::Upstream(failure) => failure,
         };
@@ -55,8 +55,8 @@ impl Fallback {
             Self::Off => Some(Refused::Plain(failure)),
             // With these statuses (404 to 406) the caches have no answer. A failure with another
             // status would come from any server, or passes by itself.
-            Self::Misread(needed) if matches!(failure.code(), 404..=406) => Some(lacks(needed, &failure)),
-            Self::Misread(_) => Some(Refused::Plain(failure)),
+            Self::CacheOnly(needed) if matches!(failure.code(), 404..=406) => Some(lacks(needed, &failure)),
+            Self::CacheOnly(_) => Some(Refused::Plain(failure)),
         }
     }
 
@@ -64,7 +64,7 @@ impl Fallback {
     /// `None` if upstream answers it.
     pub fn refusal_of_switched(self, switched: Switched) -> Option<Refused> {
         match (self, ReadError::from(Denial::Switched(switched))) {
-            (Self::Misread(needed), ReadError::Upstream(failure)) => Some(lacks(needed, &failure)),
+            (Self::CacheOnly(needed), ReadError::Upstream(failure)) => Some(lacks(needed, &failure)),
             (_, error) => self.refusal(error),
         }
     }

@@ -160,7 +160,7 @@ impl Forwarder {
         if let Some(upgrade) = &upgrade {
             write_upgrade(&mut parts.headers, upgrade.clone());
         }
-        let need = Need::of(verb, parts.uri.path());
+        let reaction = ClientReaction::of(verb, parts.uri.path());
         let sends_nothing = self.upstream.credentials() == Credentials::Caller
             && client.is_exposed()
             && !parts.headers.contains_key(header::AUTHORIZATION);
@@ -177,7 +177,7 @@ impl Forwarder {
         let mut response = match sent {
             Ok(response) => response,
             Err(_) if is_cut_off.load(Ordering::Relaxed) => return Failure::from(&Refusal::Draining).response(media),
-            Err(error) => return unanswered(&error, media, need),
+            Err(error) => return unanswered(&error, media, reaction),
         };
         passed_on.answered(response.status());
         if sends_nothing && matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -289,7 +289,7 @@ const NO_CREDENTIALS: &str = "kubefan forwarded this request without credentials
 
 /// The reaction of a request's client to a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum ClientReaction {
     /// client-go retries a watch in silence if its connection is refused, and if the answer is 429.
     /// For any other answer it reports an error, and then it lists again.
     Watch,
@@ -300,7 +300,7 @@ enum Need {
     Other,
 }
 
-impl Need {
+impl ClientReaction {
     fn of(verb: &str, path: &str) -> Self {
         let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).take(4).collect();
         match names.as_slice() {
@@ -314,14 +314,14 @@ impl Need {
 }
 
 /// Returns the answer if there is no response from upstream.
-fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body> {
+fn unanswered(error: &UpstreamError, media: Media, reaction: ClientReaction) -> Response<Body> {
     let (text, failure): (_, fn(String) -> Failure) = match error {
         UpstreamError::Unreachable { .. } => {
             let text = format!(
                 "{error}; until it is reachable, kubefan answers only reads of any version (resourceVersion=0) and \
                  watches of what it has cached"
             );
-            (text, if need == Need::Watch { Failure::too_many_requests } else { Failure::unreachable })
+            (text, if reaction == ClientReaction::Watch { Failure::too_many_requests } else { Failure::unreachable })
         }
         UpstreamError::Unread { .. } => (error.to_string(), Failure::too_many_requests),
         UpstreamError::Tls { .. } | UpstreamError::Credentials { .. } => {
@@ -329,7 +329,7 @@ fn unanswered(error: &UpstreamError, media: Media, need: Need) -> Response<Body>
         }
         _ => (error.to_string(), Failure::bad_gateway),
     };
-    let warning = (need == Need::Discovery).then(|| Warnings::own(&text));
+    let warning = (reaction == ClientReaction::Discovery).then(|| Warnings::own(&text));
     let mut response = failure(text).response(media);
     if let Some(warning) = warning {
         warning.put(response.headers_mut());

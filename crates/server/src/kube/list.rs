@@ -81,28 +81,19 @@ pub async fn list(
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
     // page, and sends the whole list.
-    let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
+    let ignores_limit = *freshness == Freshness::Any && continues.is_empty() && is_cached_upstream(&served);
+    let limit = limit.filter(|_| !ignores_limit);
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };
     let mut left = usize::MAX;
     if let Some(limit) = limit {
-        let mut found = 0;
-        let mut page = None;
-        // The apiserver does not count the rest of a list with selectors either.
-        let count = |object: &Arc<Object>| {
-            found += 1;
-            if found == limit {
-                page = Some(object.key().clone());
-            }
-            if found > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        visit(selected, SLICE_TESTS, count).await;
-        if let Some(last) = page.filter(|_| found > limit) {
+        let PageExtent { count, end } = measure_page(selected, limit, has_no_selector).await;
+        if let Some(end) = end {
             let has_slash = is_cached_upstream(&served);
-            meta.continues = ContinueToken::after(&last, version, namespace, has_slash).encode();
+            meta.continues = ContinueToken::after(&end, version, namespace, has_slash).encode();
             let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
-            meta.remaining = has_no_selector.then(|| found - before);
+            meta.remaining = has_no_selector.then(|| count - before);
             pages.retain(&hub, version, &store, continues.is_empty());
         }
         left = limit;
@@ -160,6 +151,30 @@ async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&
         last = reached.or(last);
         yield_now().await;
     }
+}
+
+/// The extent of a page, and of the list after it.
+struct PageExtent {
+    /// Selected objects from the start of the page on, as far as they were counted.
+    count: usize,
+    /// The last key of the page; `None` if the list ends with the page.
+    end: Option<ObjectKey>,
+}
+
+/// Measures a page of at most `limit` objects. Without selectors it counts the rest of the list as
+/// well. With selectors the apiserver does not count the rest either.
+async fn measure_page(selected: SelectedAfter<'_>, limit: usize, has_no_selector: bool) -> PageExtent {
+    let mut count = 0;
+    let mut end = None;
+    let add = |object: &Arc<Object>| {
+        count += 1;
+        if count == limit {
+            end = Some(object.key().clone());
+        }
+        if count > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    visit(selected, SLICE_TESTS, add).await;
+    PageExtent { count, end: end.filter(|_| count > limit) }
 }
 
 /// Returns the total length of the first `left` items, in bytes. It inspects every object, so its

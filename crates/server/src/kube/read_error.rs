@@ -13,12 +13,12 @@ use super::status::Failure;
 /// The reason why a read is not answered from the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReadError {
-    /// kubefan answers with this failure.
-    Final(Failure),
+    /// kubefan answers with this failure, which a cache has decided.
+    ByCache(Failure),
     /// Upstream answers. kubefan answers with this failure only if passthrough is off.
     Upstream(Failure),
     /// kubefan answers with this failure, which says nothing about a cache.
-    Unknown(Failure),
+    Plain(Failure),
     /// A watch in this encoding has this failure as its only event.
     Event(Failure, Media),
 }
@@ -30,7 +30,7 @@ impl ReadError {
         // An invalid certificate says nothing about the caller.
         let is_invalid = matches!(denial, Denial::Invalid { .. });
         match Self::from(denial) {
-            Self::Upstream(failure) if !is_invalid => Self::Unknown(failure),
+            Self::Upstream(failure) if !is_invalid => Self::Plain(failure),
             other => other,
         }
     }
@@ -41,17 +41,17 @@ impl From<Denial> for ReadError {
         match denial {
             // With passthrough the apiserver refuses in its own words, and records that.
             Denial::Unauthenticated(_) => Self::Upstream(Failure::unauthorized("Unauthorized".to_owned())),
-            Denial::Certificate(why) => Self::Unknown(Failure::unauthorized(why.to_owned())),
+            Denial::Certificate(why) => Self::Plain(Failure::unauthorized(why.to_owned())),
             Denial::Forbidden(forbidden) => Self::Upstream(Failure::denied(&forbidden)),
-            Denial::ForbiddenPath(forbidden) => Self::Unknown(Failure::forbidden(forbidden.message())),
+            Denial::ForbiddenPath(forbidden) => Self::Plain(Failure::forbidden(forbidden.message())),
             Denial::Switched(switched) if switched.mode == Mode::Deny => {
-                Self::Unknown(Failure::forbidden(switched.message()))
+                Self::Plain(Failure::forbidden(switched.message()))
             }
             Denial::Switched(switched) => Self::Upstream(Failure::unavailable(switched.message())),
             Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
-            Denial::Unavailable(why) => Self::Unknown(Failure::unavailable(why.to_owned())),
-            Denial::Busy(message) => Self::Unknown(Failure::too_many_requests(message)),
+            Denial::Unavailable(why) => Self::Plain(Failure::unavailable(why.to_owned())),
+            Denial::Busy(message) => Self::Plain(Failure::too_many_requests(message)),
             denial @ Denial::Invalid { .. } => Self::from(Refusal::from(denial)),
         }
     }
@@ -59,7 +59,7 @@ impl From<Denial> for ReadError {
 
 impl From<Failure> for ReadError {
     fn from(failure: Failure) -> Self {
-        Self::Final(failure)
+        Self::ByCache(failure)
     }
 }
 
@@ -68,7 +68,7 @@ impl From<Refusal> for ReadError {
         let failure = Failure::from(&refusal);
         match refusal {
             Refusal::Exhausted(_) | Refusal::Draining | Refusal::Expired(_) | Refusal::Rewritten(_) => {
-                Self::Final(failure)
+                Self::ByCache(failure)
             }
             // Upstream may have created or permitted the resource since, and reports invalid
             // selectors in its own words.

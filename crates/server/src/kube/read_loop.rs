@@ -12,7 +12,7 @@ use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_cache::Refusal;
 use kubefan_common::when_planted;
-use kubefan_fanout::{Fresh, Hub, Patience, StreamWaker, SubscribeOptions, Subscription};
+use kubefan_fanout::{Hub, Patience, ReadSource, StreamWaker, SubscribeOptions, Subscription};
 use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
 use tokio::time::Instant;
 
@@ -31,7 +31,7 @@ use super::{
     request_info::{client_of, notes_of},
     route::{Need, Proof, Route, depends_on_cached, route},
     status::Failure,
-    watch::{self, DefaultTimeouts, WatchParts, WatchStream},
+    watch::{self, DefaultTimeouts, WatchHandles, WatchParts},
 };
 use crate::target_lookup::Selected;
 
@@ -55,9 +55,9 @@ struct Fetched {
     /// The cache in the last format that had one. [`route`] asks for the next format only after it
     /// has rejected all before it, so no answer needs an earlier one.
     found: Option<FoundCache>,
-    fresh: Fresh,
+    fresh: ReadSource,
     snapshot: Option<Snapshot>,
-    subscribed: Option<(Subscription, WatchStream)>,
+    subscribed: Option<(Subscription, WatchHandles)>,
 }
 
 /// A step's input was not fetched: a bug in the rules of [`route`].
@@ -137,7 +137,7 @@ impl<'a> ReadLoop<'a> {
     async fn fetch(&mut self, need: Need) -> Result<(), NotFetched> {
         match need {
             Need::Verdict => self.authorize().await,
-            Need::Place => self.admit()?,
+            Need::Admission => self.admit()?,
             Need::StartForLater(format) => self.start_for_later(format)?,
             Need::Cache { format, waits_for_sync } => self.find(format, waits_for_sync).await?,
             Need::Size => self.measure().await?,
@@ -177,7 +177,7 @@ impl<'a> ReadLoop<'a> {
             ReadRequest::Watch(_) => reads.reader.admit_stream(holder),
             ReadRequest::Get(_) | ReadRequest::List(_) => reads.reader.admit_read(holder),
         };
-        self.facts.place = Some(place.map(|place| self.fetched.place = Some(place)));
+        self.facts.admission = Some(place.map(|place| self.fetched.place = Some(place)));
         if depends_on_cached(&self.read, self.facts.fallback) {
             self.facts.cached = reads.cached(self.read.path);
         }
@@ -252,7 +252,7 @@ impl<'a> ReadLoop<'a> {
         let Selected { served, selection } = &self.fetched.found()?.selected;
         let proved = self.context.reads.reader.prove(served, lists.then_some(selection), patience).await;
         let proved = proved.map(|fresh| self.fetched.fresh = fresh);
-        self.facts.fresh = Some(proved.map_err(NotFresh::NotProved));
+        self.facts.freshness = Some(proved.map_err(NotFresh::NotProved));
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl<'a> ReadLoop<'a> {
         let served = &self.fetched.found()?.selected.served;
         let reached = self.context.reads.reader.reach(served, version, patience).await;
         let reached = reached.map(|fresh| self.fetched.fresh = fresh);
-        self.facts.fresh = Some(reached.map_err(NotFresh::NotReached));
+        self.facts.freshness = Some(reached.map_err(NotFresh::NotReached));
         Ok(())
     }
 
@@ -269,11 +269,11 @@ impl<'a> ReadLoop<'a> {
     async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
         let hub = self.fetched.hub()?;
         let place = self.fetched.place()?;
-        let fresh = &self.fetched.fresh;
+        let source = &self.fetched.fresh;
         let snapshot = match self.read.request {
-            ReadRequest::List(_) => snapshot_of_list(hub, fresh, place).await,
+            ReadRequest::List(_) => snapshot_of_list(hub, source, place).await,
             ReadRequest::Get(_) | ReadRequest::Watch(_) => {
-                hub.snapshot_of(fresh).map(|(store, version)| Snapshot::new(store, version))
+                hub.snapshot_of(source).map(|(store, version)| Snapshot::new(store, version))
             }
         };
         let key = self.key();
@@ -308,20 +308,20 @@ impl<'a> ReadLoop<'a> {
     /// Subscribes a watch.
     async fn subscribe(&mut self) -> Result<(), NotFetched> {
         let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
-        let stream = WatchStream { of_lease: stream_waker.of_stream(), of_registered: stream_waker.of_stream() };
+        let handles = WatchHandles { for_lease: stream_waker.of_stream(), for_operator: stream_waker.of_stream() };
         let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
         let WatchOptions { start, marks_end, .. } = self.watch_options()?;
         let holder = self.fetched.place()?.holder();
-        let fresh = self.fetched.fresh.clone();
-        let subscribed = match watch::start(*start, &served.hub, &fresh) {
+        let source = self.fetched.fresh.clone();
+        let subscribed = match watch::start(*start, &served.hub, &source) {
             Ok(start) => {
-                let terms = SubscribeOptions { marks_end: *marks_end, fresh, holder, ..start.into() };
+                let terms = SubscribeOptions { marks_end: *marks_end, source, holder, ..start.into() };
                 let reader = &self.context.reads.reader;
                 reader.subscribe(served, selection.clone(), format.clone(), terms, stream_waker).await
             }
             Err(refusal) => Err(refusal),
         };
-        let subscribed = subscribed.map(|subscription| self.fetched.subscribed = Some((subscription, stream)));
+        let subscribed = subscribed.map(|subscription| self.fetched.subscribed = Some((subscription, handles)));
         self.facts.subscription = Some(subscribed);
         Ok(())
     }
@@ -346,10 +346,10 @@ impl<'a> ReadLoop<'a> {
             }
             // A watch has the warnings in its own headers.
             ReadRequest::Watch(options) => {
-                let (subscription, stream) = subscribed.ok_or(NotFetched)?;
+                let (subscription, handles) = subscribed.ok_or(NotFetched)?;
                 let sender = client_of(self.request).sender(&self.request.headers);
                 let served = found.selected.served;
-                let parts = WatchParts { read, served, subscription, place, sender, stream };
+                let parts = WatchParts { read, served, subscription, place, sender, handles };
                 return Ok(watch::open(&self.context.reads.reader, self.context.timeouts, options, parts));
             }
         };
@@ -394,12 +394,12 @@ impl<'a> ReadLoop<'a> {
     }
 }
 
-async fn snapshot_of_list(hub: &Arc<Hub>, fresh: &Fresh, place: &FairPermit) -> Result<Snapshot, Refusal> {
+async fn snapshot_of_list(hub: &Arc<Hub>, source: &ReadSource, place: &FairPermit) -> Result<Snapshot, Refusal> {
     // Waits for the other events of the version first, because that needs no permit.
-    drop(hub.whole_snapshot_of(fresh).await?);
+    drop(hub.whole_snapshot_of(source).await?);
     // The snapshot is taken again after the gate, so that a list that waits there pins none. Only a
     // proved state is pinned meanwhile, and that is small.
     let permit = Some(hub.gate().acquire(place.holder()).await?);
-    let (store, version) = hub.whole_snapshot_of(fresh).await?;
+    let (store, version) = hub.whole_snapshot_of(source).await?;
     Ok(Snapshot { store, version, permit, last: None })
 }

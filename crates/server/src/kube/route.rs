@@ -49,8 +49,9 @@ pub enum Route {
 pub enum Need {
     /// The verdict about the caller.
     Verdict,
-    /// A place among the reads or the streams. With it, [`CacheFacts::cached`] is looked up.
-    Place,
+    /// The admission, which is a place among the reads or the streams. With it,
+    /// [`CacheFacts::cached`] is looked up.
+    Admission,
     /// The start of the cache in the format with this index. This read does not wait for it, and
     /// later ones find it.
     StartForLater(usize),
@@ -92,7 +93,7 @@ pub struct Proof {
 /// The reason why a read is not answered from the cache yet.
 enum Unanswered {
     Needs(Need),
-    Because(ReadError),
+    Failed(ReadError),
 }
 
 impl From<Need> for Unanswered {
@@ -103,7 +104,7 @@ impl From<Need> for Unanswered {
 
 impl From<ReadError> for Unanswered {
     fn from(error: ReadError) -> Self {
-        Self::Because(error)
+        Self::Failed(error)
     }
 }
 
@@ -115,14 +116,15 @@ impl From<Refusal> for Unanswered {
 
 /// Decides how a read is answered.
 pub fn route(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Route {
-    match answered(read, facts) {
+    match check_answerable(read, facts) {
         Ok(()) => Route::Cache,
         Err(Unanswered::Needs(need)) => Route::Needs(need),
-        Err(Unanswered::Because(error)) => facts.fallback.refusal(error).map_or(Route::Forward, Route::Refuse),
+        Err(Unanswered::Failed(error)) => facts.fallback.refusal(error).map_or(Route::Forward, Route::Refuse),
     }
 }
 
-fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
+/// Checks that the cache can answer a read.
+fn check_answerable(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswered> {
     let has_upstream = facts.fallback.is_upstream();
     let check_coverage = || selector_coverage::check(facts.narrowed_by, read.path, &read.spec);
     // If upstream answers a read in any case, kubefan does not review its caller.
@@ -142,8 +144,8 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
     if !has_upstream && !matches!(read.request, ReadRequest::Get(_)) {
         check_coverage()?;
     }
-    facts.place.as_ref().ok_or(Need::Place)?.clone()?;
-    let found = found(read, facts)?;
+    facts.admission.as_ref().ok_or(Need::Admission)?.clone()?;
+    let found = find_cache(read, facts)?;
     match &read.request {
         ReadRequest::Get(freshness) => get(*freshness, read, facts, found),
         ReadRequest::List(options) => list(options, read, facts, found),
@@ -153,11 +155,11 @@ fn answered(read: &HttpRead<'_>, facts: &CacheFacts<'_>) -> Result<(), Unanswere
 
 /// Returns the cache in the first of the formats. If upstream does not answer, in the first format
 /// that can be made here.
-fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCacheFacts, Unanswered> {
+fn find_cache<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a FoundCacheFacts, Unanswered> {
     let mut reported = None;
     for format in 0..read.formats.len() {
-        match found_in(format, read, facts) {
-            Err(Unanswered::Because(ReadError::Upstream(failure))) if !facts.fallback.is_upstream() => {
+        match find_cache_in(format, read, facts) {
+            Err(Unanswered::Failed(ReadError::Upstream(failure))) if !facts.fallback.is_upstream() => {
                 reported = Some(more_helpful(reported, failure));
             }
             other => return other,
@@ -167,7 +169,7 @@ fn found<'a>(read: &HttpRead<'_>, facts: &'a CacheFacts<'_>) -> Result<&'a Found
 }
 
 /// Returns the cache in one format.
-fn found_in<'a>(
+fn find_cache_in<'a>(
     format: usize,
     read: &HttpRead<'_>,
     facts: &'a CacheFacts<'_>,
@@ -204,7 +206,7 @@ fn found_in<'a>(
             let is_full = !has_upstream && media == Media::Json && matches!(refusal, Refusal::NoRoom(_));
             let is_unsynced = waits_for_sync && matches!(refusal, Refusal::NotSynced { .. });
             if is_full || is_unsynced {
-                return Err(ReadError::Final(Failure::from(refusal)).into());
+                return Err(ReadError::ByCache(Failure::from(refusal)).into());
             }
             return Err(refusal.clone().into());
         }
@@ -213,7 +215,7 @@ fn found_in<'a>(
     // get a 429 if the first list takes too long, as from an apiserver that has restarted.
     match found.refusal.as_ref().filter(|_| waits_for_sync) {
         Some(refusal @ (Refusal::NotSynced { .. } | Refusal::Failing { .. })) => {
-            return Err(ReadError::Final(Failure::from(refusal)).into());
+            return Err(ReadError::ByCache(Failure::from(refusal)).into());
         }
         Some(refusal) => return Err(refusal.clone().into()),
         None => {}
@@ -257,17 +259,17 @@ fn get(
     found: &FoundCacheFacts,
 ) -> Result<(), Unanswered> {
     let proof = Proof { patience: facts.fallback.patience(), lists: true };
-    let answered = fresh(freshness, facts, found, || Ok(proof)).and_then(|()| {
+    let answered = check_freshness(freshness, facts, found, || Ok(proof)).and_then(|()| {
         let snapshot = facts.snapshot.as_ref().ok_or(Need::Snapshot)?.clone()?;
         if !snapshot.has_object {
             let missing = selector_coverage::object_not_found(facts.narrowed_by, &found.gvr, read.path);
-            return Err(ReadError::Final(missing).into());
+            return Err(ReadError::ByCache(missing).into());
         }
         Ok(())
     });
     match answered {
         // A failure in an encoding that kubefan cannot make, such as YAML.
-        Err(Unanswered::Because(ReadError::Final(failure)))
+        Err(Unanswered::Failed(ReadError::ByCache(failure)))
             if facts.fallback.is_upstream() && !read.encodes_failures =>
         {
             Err(ReadError::Upstream(failure).into())
@@ -284,7 +286,7 @@ fn list(
 ) -> Result<(), Unanswered> {
     let expired = || ReadError::Upstream(Failure::list_expired());
     let snapshot = if options.continues.is_empty() {
-        fresh(options.freshness, facts, found, || proof_of_list(options, read, facts, found))?;
+        check_freshness(options.freshness, facts, found, || proof_of_list(options, read, facts, found))?;
         facts.snapshot.as_ref().ok_or(Need::Snapshot)?
     } else if let Some(snapshot) = &facts.snapshot {
         snapshot
@@ -333,16 +335,16 @@ fn proof_of_list(
 fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCacheFacts) -> Result<(), Unanswered> {
     let proof = |lists| Proof { patience: facts.fallback.patience(), lists };
     match options.start {
-        WatchStart::State(freshness) => match fresh(freshness, facts, found, || Ok(proof(true))) {
+        WatchStart::State(freshness) => match check_freshness(freshness, facts, found, || Ok(proof(true))) {
             // The apiserver notices this only after it has sent the headers of the watch. So the
             // failure is an event.
-            Err(Unanswered::Because(ReadError::Final(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
+            Err(Unanswered::Failed(ReadError::ByCache(failure))) if matches!(freshness, Freshness::NotOlderThan(_)) => {
                 return Err(ReadError::Event(failure, found.media).into());
             }
             other => other?,
         },
         // Upstream would read no object for such a watch, so it lists no metadata either.
-        WatchStart::Now(freshness) => fresh(freshness, facts, found, || Ok(proof(false)))?,
+        WatchStart::Now(freshness) => check_freshness(freshness, facts, found, || Ok(proof(false)))?,
         WatchStart::After(_) => {}
     }
     match facts.subscription.as_ref().ok_or(Need::Subscription)? {
@@ -353,7 +355,7 @@ fn watch(options: &WatchOptions, facts: &CacheFacts<'_>, found: &FoundCacheFacts
 }
 
 /// Checks that the cache is as fresh as a read demands. A consistent one needs `proof`.
-fn fresh(
+fn check_freshness(
     freshness: Freshness,
     facts: &CacheFacts<'_>,
     found: &FoundCacheFacts,
@@ -362,20 +364,20 @@ fn fresh(
     match freshness {
         // The request has started this cache, or has waited for its list.
         Freshness::Consistent if found.is_listed_since || planted::is(Bug::ConsistentIsCached) => Ok(()),
-        Freshness::Consistent => match &facts.fresh {
+        Freshness::Consistent => match &facts.freshness {
             None => Err(Need::Proof(proof()?).into()),
             Some(Ok(())) => Ok(()),
             Some(Err(not_fresh)) => Err(not_fresh.refusal().clone().into()),
         },
         Freshness::NotOlderThan(_) if planted::is(Bug::NotOlderThanIsAny) => Ok(()),
-        Freshness::NotOlderThan(version) => match &facts.fresh {
+        Freshness::NotOlderThan(version) => match &facts.freshness {
             None => Err(Need::Version(version, facts.fallback.patience()).into()),
             Some(Ok(())) => Ok(()),
             // The cluster itself has not reached the version, so upstream would time out as well.
             Some(Err(NotFresh::NotReached(NotReached {
                 refusal: refusal @ Refusal::Future { .. },
                 is_proved: true,
-            }))) => Err(ReadError::Final(Failure::from(refusal)).into()),
+            }))) => Err(ReadError::ByCache(Failure::from(refusal)).into()),
             Some(Err(not_fresh)) => Err(ReadError::Upstream(Failure::from(not_fresh.refusal())).into()),
         },
         // The version of the snapshot is compared.

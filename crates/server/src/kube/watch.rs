@@ -13,7 +13,7 @@ use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::AuditRecord;
 use kubefan_cache::Refusal;
 use kubefan_common::spread::spread;
-use kubefan_fanout::{Fresh, Hub, OfStream, Served, Start, Subscription};
+use kubefan_fanout::{Hub, OfStream, ReadSource, Served, Start, Subscription};
 use tokio::time::Instant;
 
 use super::{
@@ -59,15 +59,15 @@ pub struct WatchParts {
     /// The client.
     pub sender: RequestOrigin,
     /// Stream of the watch.
-    pub stream: WatchStream,
+    pub handles: WatchHandles,
 }
 
-/// The stream of a watch, for the parts that may end it.
-pub struct WatchStream {
+/// Handles to the stream of a watch, for the parts that may end it.
+pub struct WatchHandles {
     /// Ends with the right of its caller.
-    pub of_lease: OfStream,
+    pub for_lease: OfStream,
     /// Ends on request of operators.
-    pub of_registered: OfStream,
+    pub for_operator: OfStream,
 }
 
 /// Opens a watch that was subscribed.
@@ -75,13 +75,13 @@ pub fn open(
     reader: &Reader,
     timeouts: &DefaultTimeouts,
     options: &WatchOptions,
-    WatchParts { read, served, subscription, place, sender, stream }: WatchParts,
+    WatchParts { read, served, subscription, place, sender, handles }: WatchParts,
 ) -> Answer {
-    let WatchStream { of_lease, of_registered } = stream;
+    let WatchHandles { for_lease, for_operator } = handles;
     let timeout = options.timeout.unwrap_or_else(|| timeouts.next());
     let holder = place.holder().unwrap_or_else(|| Holder::new(0, None));
-    let registered = reader.register(&read, sender, &served, &subscription, of_registered);
-    let lease = reader.lease(read, &served.gvr, holder, of_lease);
+    let registered = reader.register(&read, sender, &served, &subscription, for_operator);
+    let lease = reader.lease(read, &served.gvr, holder, for_lease);
     Answer::Watch(Box::new(OpenedWatch {
         subscription,
         bookmark_interval: options.bookmarks.then_some(BOOKMARK_INTERVAL),
@@ -99,12 +99,12 @@ pub fn open(
 ///
 /// # Errors
 /// The reason why there is no state to start with.
-pub fn start(start: WatchStart, hub: &Hub, fresh: &Fresh) -> Result<Start, Refusal> {
+pub fn start(start: WatchStart, hub: &Hub, source: &ReadSource) -> Result<Start, Refusal> {
     // The version of a cluster may be ahead of a quiet resource's cache. The apiserver, too, is
     // silent until its cache reaches the version.
     Ok(match start {
         WatchStart::State(_) => Start::Snapshot,
-        WatchStart::Now(_) => Start::Await(hub.snapshot_of(fresh)?.1),
+        WatchStart::Now(_) => Start::Await(hub.snapshot_of(source)?.1),
         WatchStart::After(version) => Start::Await(version),
     })
 }

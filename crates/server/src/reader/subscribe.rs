@@ -6,7 +6,8 @@ use std::sync::Arc;
 use kubefan_cache::{Backfill, Refusal};
 use kubefan_common::planted::{self, Bug};
 use kubefan_fanout::{
-    Need, NotSubscribed, Patience, Provided, ProvidedBackfill, Served, StreamWaker, SubscribeOptions, Subscription,
+    NotSubscribed, Patience, Provided, ProvidedBackfill, Served, StreamWaker, SubscribeNeed, SubscribeOptions,
+    Subscription,
 };
 use kubefan_model::{ResourceVersion, format::Format, selection::Selection};
 use kubefan_telemetry::{metrics::Resume, traces};
@@ -56,13 +57,13 @@ impl Reader {
                     return Err(expired.or_after(oldest).into());
                 }
                 Err(NotSubscribed::Refused(refusal)) => return Err(refusal),
-                Err(NotSubscribed::Needs(Need::Permit)) => {
+                Err(NotSubscribed::Needs(SubscribeNeed::Permit)) => {
                     provided.permit = Some(Arc::new(hub.gate().acquire(options.holder).await?));
                 }
-                Err(NotSubscribed::Needs(Need::Replay(version))) => {
+                Err(NotSubscribed::Needs(SubscribeNeed::Replay(version))) => {
                     provided.replayed = hub.replay(&selection, &format, version, options.holder).await?;
                 }
-                Err(NotSubscribed::Needs(Need::Backfill(version))) => {
+                Err(NotSubscribed::Needs(SubscribeNeed::Backfill(version))) => {
                     // A backfill takes its own permit while it is read.
                     provided.permit = None;
                     backfills += 1;

@@ -12,7 +12,7 @@ use kubefan_common::{
     proto::v1alpha1::{ResolvedResource, ResourceStatus},
     sync::watch,
 };
-use kubefan_fanout::{CacheRequest, Fresh, Hub, HubOptions};
+use kubefan_fanout::{CacheRequest, Hub, HubOptions, ReadSource};
 use kubefan_model::{GroupVersionResource, ObjectKey, Scope, fields::FieldTable, object::ObjectParser};
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
@@ -121,8 +121,8 @@ impl Catalog for OneCache {
         unavailable()
     }
 
-    async fn prove(&self, _: &Served, _: Option<&Selection>, _: Patience) -> Result<Fresh, Refusal> {
-        self.proof(Fresh::Cache)
+    async fn prove(&self, _: &Served, _: Option<&Selection>, _: Patience) -> Result<ReadSource, Refusal> {
+        self.proof(ReadSource::Cache)
     }
 
     async fn advance(&self, _: &Served, _: Patience) -> Result<(), Refusal> {
@@ -193,11 +193,11 @@ async fn a_read_that_waits_after_it_has_found_its_version_is_not_served_an_older
     let hub = &catalog.served.hub;
     catalog.list(430);
     let reached = reader.reach(&catalog.served, ResourceVersion::new(422).unwrap(), Patience::AtOnce).await;
-    let fresh = reached.ok().unwrap();
-    assert!(hub.snapshot_of(&fresh).is_ok());
+    let source = reached.ok().unwrap();
+    assert!(hub.snapshot_of(&source).is_ok());
     // The list waits for a permit. Meanwhile etcd is restored from a backup.
     catalog.list(136);
-    let refused = hub.snapshot_of(&fresh).err();
+    let refused = hub.snapshot_of(&source).err();
     assert!(matches!(refused, Some(Refusal::Future { .. })), "{refused:?}");
 }
 

@@ -89,7 +89,7 @@ fn the_address_of_the_client_is_appended() {
 fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
     let unreachable =
         |message: &str| UpstreamError::Unreachable { server: "https://h:6443".into(), message: message.into() };
-    let response = unanswered(&unreachable("Connection refused"), Media::Protobuf, Need::Discovery);
+    let response = unanswered(&unreachable("Connection refused"), Media::Protobuf, ClientReaction::Discovery);
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()[header::CONTENT_TYPE], Media::Protobuf.content_type(), "as the client asked");
     assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
@@ -98,9 +98,10 @@ fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
         "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
          only reads of any version (resourceVersion=0) and watches of what it has cached\""
     );
-    let response = unanswered(&unreachable("Connection refused"), Media::Json, Need::Other);
+    let response = unanswered(&unreachable("Connection refused"), Media::Json, ClientReaction::Other);
     assert!(!response.headers().contains_key(header::WARNING), "client-go would show it for every read");
-    let response = unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json, Need::Discovery);
+    let response =
+        unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json, ClientReaction::Discovery);
     assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
     assert!(response.headers().contains_key(header::WARNING));
 }
@@ -108,7 +109,7 @@ fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
 #[test]
 fn a_watch_of_an_unreachable_apiserver_is_answered_so_that_informers_retry_in_silence() {
     let unreachable = UpstreamError::Unreachable { server: "https://h:6443".into(), message: "refused".into() };
-    let response = unanswered(&unreachable, Media::Json, Need::Watch);
+    let response = unanswered(&unreachable, Media::Json, ClientReaction::Watch);
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     assert!(!response.headers().contains_key(header::WARNING));
@@ -117,10 +118,14 @@ fn a_watch_of_an_unreachable_apiserver_is_answered_so_that_informers_retry_in_si
 #[test]
 fn only_discovery_is_answered_with_a_warning() {
     for path in ["/api", "/apis", "/api/v1", "/apis/apps", "/apis/apps/v1", "/openapi/v3", "/version"] {
-        assert_eq!(Need::of("get", path), Need::Discovery, "{path}");
+        assert_eq!(ClientReaction::of("get", path), ClientReaction::Discovery, "{path}");
     }
     for path in ["/api/v1/pods", "/apis/apps/v1/deployments", "/apis/apps/v1/namespaces/a/deployments/b"] {
-        assert_eq!((Need::of("list", path), Need::of("watch", path)), (Need::Other, Need::Watch), "{path}");
+        assert_eq!(
+            (ClientReaction::of("list", path), ClientReaction::of("watch", path)),
+            (ClientReaction::Other, ClientReaction::Watch),
+            "{path}"
+        );
     }
 }
 

@@ -99,11 +99,11 @@ fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
     let mut facts = CacheFacts::new(fallback, &ALL, &read);
     facts.verdict = Some(Ok(()));
-    facts.place = Some(Ok(()));
+    facts.admission = Some(Ok(()));
     facts.cached = vec![Media::Json];
     facts.formats[0].cache = Some(Ok(cache(Media::Json)));
     facts.is_large = Some(false);
-    facts.fresh = Some(Ok(()));
+    facts.freshness = Some(Ok(()));
     facts.snapshot = Some(Ok(SnapshotFacts { version: Some(version(430)), has_object: true }));
     facts.subscription = Some(Ok(()));
     (read, facts)
@@ -182,7 +182,7 @@ fn the_request_and_its_caller_come_first() {
         (
             "what upstream would not explain is refused",
             ANY,
-            |read, facts| (read.problem, facts.verdict) = (Some(ReadError::Final(bad_request())), None),
+            |read, facts| (read.problem, facts.verdict) = (Some(ReadError::ByCache(bad_request())), None),
             ["cache 400", "cache 400"],
         ),
         ("no read comes before the verdict", ANY, |_, facts| facts.verdict = None, ["needs verdict", "needs verdict"]),
@@ -243,11 +243,11 @@ fn the_request_and_its_caller_come_first() {
             |_, facts| facts.narrowed_by = &*NARROW,
             ["upstream", "cache"],
         ),
-        ("a read takes a place", ANY, |_, facts| facts.place = None, ["needs place", "needs place"]),
+        ("a read takes a place", ANY, |_, facts| facts.admission = None, ["needs admission", "needs admission"]),
         (
             "a limit of places is final",
             ANY,
-            |_, facts| facts.place = Some(Err(Refusal::Exhausted(String::new()))),
+            |_, facts| facts.admission = Some(Err(Refusal::Exhausted(String::new()))),
             ["cache 429", "cache 429"],
         ),
     ]);
@@ -336,24 +336,24 @@ fn a_cache_is_found_or_started() {
 #[test]
 fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
     const UNPROVED: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = None;
+        facts.freshness = None;
         facts.snapshot = None;
     };
     const LISTED: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = None;
+        facts.freshness = None;
         found(facts).is_listed_since = true;
     };
     const UNPROVABLE: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotProved(unavailable())));
+        facts.freshness = Some(Err(NotFresh::NotProved(unavailable())));
     };
-    const LARGE: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, Some(true));
-    const UNMEASURED: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, facts.is_large) = (None, None);
-    const EMPTY: fn(&mut Read, &mut Facts) = |_, facts| (facts.fresh, found(facts).objects) = (None, None);
+    const LARGE: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, facts.is_large) = (None, Some(true));
+    const UNMEASURED: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, facts.is_large) = (None, None);
+    const EMPTY: fn(&mut Read, &mut Facts) = |_, facts| (facts.freshness, found(facts).objects) = (None, None);
     const BEHIND: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: false })));
+        facts.freshness = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: false })));
     };
     const AHEAD: fn(&mut Read, &mut Facts) = |_, facts| {
-        facts.fresh = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })));
+        facts.freshness = Some(Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })));
     };
     check(&[
         ("any state needs no proof", ANY, UNPROVED, ["needs snapshot", "needs snapshot"]),
@@ -394,7 +394,7 @@ fn a_cache_answers_if_it_is_as_fresh_as_demanded() {
         (
             "a page that is not all of the list is not listed",
             "/api/v1/pods?limit=1",
-            |_, facts| (facts.fresh, found(facts).objects) = (None, Some(2)),
+            |_, facts| (facts.freshness, found(facts).objects) = (None, Some(2)),
             ["needs proof AtOnce", "needs proof NoFallback"],
         ),
         (
@@ -493,7 +493,7 @@ fn a_snapshot_or_a_subscription_answers() {
         (
             "a watch is subscribed",
             WATCH_AFTER_431,
-            |_, facts| (facts.subscription, facts.fresh) = (None, None),
+            |_, facts| (facts.subscription, facts.freshness) = (None, None),
             ["needs subscription", "needs subscription"],
         ),
         ("a watch from an expired version", WATCH_AFTER_431, EXPIRED, ["event 410", "event 410"]),
@@ -523,13 +523,15 @@ fn after(need: &Need, read: &Read, facts: &Facts) -> Vec<Facts> {
         Need::Verdict => [Ok(()), Err(NotAllowed::Denied(forbidden()))]
             .map(|verdict| with(&|facts| facts.verdict = Some(verdict.clone())))
             .into(),
-        Need::Place => [
+        Need::Admission => [
             (Ok(()), vec![]),
             (Ok(()), vec![Media::Json]),
             (Ok(()), vec![Media::Json, Media::Protobuf]),
             (Err(Refusal::Exhausted(String::new())), vec![]),
         ]
-        .map(|(place, cached)| with(&|facts| (facts.place, facts.cached) = (Some(place.clone()), cached.clone())))
+        .map(|(admission, cached)| {
+            with(&|facts| (facts.admission, facts.cached) = (Some(admission.clone()), cached.clone()))
+        })
         .into(),
         Need::StartForLater(format) => vec![with(&|facts| facts.formats[*format].is_started = true)],
         Need::Cache { format, .. } => {
@@ -552,7 +554,7 @@ fn after(need: &Need, read: &Read, facts: &Facts) -> Vec<Facts> {
             Err(NotFresh::NotProved(unavailable())),
             Err(NotFresh::NotReached(NotReached { refusal: future(), is_proved: true })),
         ]
-        .map(|fresh| with(&|facts| facts.fresh = Some(fresh.clone())))
+        .map(|freshness| with(&|facts| facts.freshness = Some(freshness.clone())))
         .into(),
         Need::Snapshot | Need::Page { .. } => [
             Ok(SnapshotFacts { version: Some(version(430)), has_object: true }),
@@ -589,7 +591,7 @@ fn no_need_is_asked_for_twice() {
     const READS: [&str; 12] =
         [PODS, ANY, AT_431, POD, ANY_POD, POD_AT_431, WATCH, ANY_WATCH, WATCH_AFTER_431, WATCH_AT_431, WATCH_NOW, PAGE];
     for uri in READS {
-        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::Misread(CacheOnly::ShardSelector)] {
+        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::CacheOnly(CacheOnly::ShardSelector)] {
             for narrowed_by in [&*ALL, &*NARROW] {
                 let (mut read, _) = fetched(uri, fallback);
                 read.formats = vec![format(Media::Protobuf), None, format(Media::Json)];
@@ -606,15 +608,15 @@ fn no_need_is_asked_for_twice() {
 fn requests_that_upstream_might_misread_are_refused() {
     let text = |refused: Option<Refused>| text(refused.map_or(Route::Forward, Route::Refuse));
     for needed in [CacheOnly::ShardSelector, CacheOnly::ManagedFieldsOptOut] {
-        let misread = Fallback::Misread(needed);
-        let upstream = |failure| text(misread.refusal(ReadError::Upstream(failure)));
+        let cache_only = Fallback::CacheOnly(needed);
+        let upstream = |failure| text(cache_only.refusal(ReadError::Upstream(failure)));
         assert_eq!(upstream(Failure::not_served(String::new())), "kubefan 400", "the cache lacks it");
         assert_eq!(upstream(negotiate::not_acceptable()), "kubefan 400", "the cache lacks it");
         assert_eq!(upstream(Failure::unavailable(String::new())), "kubefan 503", "for a while only");
-        assert_eq!(text(misread.refusal(ReadError::Final(bad_request()))), "cache 400");
+        assert_eq!(text(cache_only.refusal(ReadError::ByCache(bad_request()))), "cache 400");
         let switched = |fallback: Fallback, mode| text(fallback.refusal_of_switched(Switched::new(mode, "", "pods")));
-        assert_eq!(switched(misread, Mode::Passthrough), "kubefan 400");
-        assert_eq!(switched(misread, Mode::Deny), "kubefan 403");
+        assert_eq!(switched(cache_only, Mode::Passthrough), "kubefan 400");
+        assert_eq!(switched(cache_only, Mode::Deny), "kubefan 403");
         assert_eq!(switched(Fallback::Upstream, Mode::Passthrough), "upstream");
         assert_eq!(switched(Fallback::Off, Mode::Passthrough), "kubefan 503");
     }

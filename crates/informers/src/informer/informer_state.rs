@@ -1,16 +1,16 @@
-//! The standing of an informer between two steps of its reflector.
+//! The state of an informer between two steps of its reflector.
 //!
 //! The reflector decides which request comes next. The informer decides the needs of that request:
-//! a place of the scheduler, a check of the cluster, a planned relist beside the watch. Each of
-//! these depends on earlier events, and a forgotten flag is a list without a place, or an update of
-//! another cluster in the cache. So all of it is one value, and [`Standing::after`] is the only
-//! function that changes it. It does no I/O.
+//! a permit of the scheduler, a check of the cluster, a planned relist beside the watch. Each of
+//! these depends on earlier events, and a forgotten flag is a list without a permit, or an update
+//! of another cluster in the cache. So all of it is one value, and [`InformerState::after`] is the
+//! only function that changes it. It does no I/O.
 //!
-//! | standing | the informer |
+//! | state | the informer |
 //! |---|---|
 //! | `Starting` | may ask peers for their state |
 //! | `CheckDue` | checks the cluster until it is confirmed |
-//! | `ListDue` | waits for a place, and lets the reflector request a list or a page of it |
+//! | `ListDue` | waits for a permit, and lets the reflector request a list or a page of it |
 //! | `Delivering` | applies updates that have arrived, of a list or a watch, or reads the rest of a list |
 //! | `WatchDue` | lets the reflector open a watch |
 //! | `Watching` | reads the watch; a proof may advance the cache, and a planned relist may begin |
@@ -22,9 +22,9 @@ use kubefan_model::ResourceVersion;
 use kubefan_upstream::reflector::NextStep;
 use tokio::time::Instant;
 
-/// The standing of an informer between two steps of its reflector.
+/// The state of an informer between two steps of its reflector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum InformerState {
     /// No request was made yet. With `asks_peers`, a peer is asked for its state first.
     Starting { asks_peers: bool },
     /// The last check of the cluster failed. The next check comes before any request, and
@@ -42,13 +42,13 @@ pub(super) enum Standing {
     Rereading(List, Answers),
 }
 
-/// A list, from the wait for its place to its end.
+/// A list, from the wait for its permit to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct List {
     /// `None` before upstream answers. If a list fails, its begin stays until the next one.
     pub(super) begin: Option<ListBegin>,
-    /// Time at which the list was given its place, or last received something. `None` without a
-    /// place.
+    /// Time at which the list was given its permit, or last received something. `None` without a
+    /// permit.
     pub(super) progress: Option<Instant>,
 }
 
@@ -70,14 +70,14 @@ pub(super) struct Answers {
     pub(super) denied_since: Option<Instant>,
 }
 
-/// An event that changes where an informer stands.
+/// An event that changes the state of an informer.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     /// The informer has started: with the state of a peer, or without a state.
     Started,
-    /// A list was given a place, also one that was planned beside a watch.
-    PlaceGiven(Instant),
-    /// A list has received nothing for too long, so its place is returned. The request continues.
+    /// A list was given a permit, also one that was planned beside a watch.
+    PermitAcquired(Instant),
+    /// A list has received nothing for too long, so its permit is returned. The request continues.
     Stalled,
     /// A check has confirmed the cluster.
     Confirmed,
@@ -113,14 +113,14 @@ pub(super) enum Discard {
     Relist(RelistReason),
 }
 
-impl Standing {
-    /// Returns where the informer stands after an event. `next` is the reflector's next step then.
+impl InformerState {
+    /// Returns the state after an event. `next` is the reflector's next step then.
     pub(super) fn after(self, event: Event, next: NextStep) -> Self {
         let list = self.list();
         let answers = self.answers();
         match event {
             Event::Started | Event::Updated => Self::before(next, list, answers),
-            Event::PlaceGiven(at) => Self::before(next, List { progress: Some(at), ..list }, answers),
+            Event::PermitAcquired(at) => Self::before(next, List { progress: Some(at), ..list }, answers),
             Event::Stalled => Self::before(next, List { progress: None, ..list }, answers),
             Event::Confirmed => {
                 let answers = Answers { is_confirmed: true, ..answers };
@@ -159,7 +159,7 @@ impl Standing {
         }
     }
 
-    /// Returns where the informer stands before this step.
+    /// Returns the state before this step.
     fn before(next: NextStep, list: List, answers: Answers) -> Self {
         match next {
             NextStep::RequestList => Self::ListDue(list, answers),
@@ -194,13 +194,13 @@ impl Standing {
         self.list().begin
     }
 
-    /// Returns the time at which the list with a place was given it, or last received something.
+    /// Returns the time at which the list with a permit was given it, or last received something.
     pub(super) fn list_progress(self) -> Option<Instant> {
         self.list().progress
     }
 
-    /// Whether the next step needs a place of the scheduler first.
-    pub(super) fn needs_place(self) -> bool {
+    /// Whether the next step needs a permit of the scheduler first.
+    pub(super) fn needs_permit(self) -> bool {
         matches!(self, Self::ListDue(List { progress: None, .. }, _))
     }
 
@@ -273,7 +273,7 @@ impl List {
 
     /// Returns the list during the wait after a failure, in which other caches may list.
     fn during_wait(self) -> Self {
-        if planted::is(Bug::BackoffKeepsThePlace) { self } else { Self { progress: None, ..self } }
+        if planted::is(Bug::BackoffKeepsThePermit) { self } else { Self { progress: None, ..self } }
     }
 }
 

@@ -1,19 +1,18 @@
 use std::time::Duration;
 
 use super::*;
+use InformerState::{CheckDue, Delivering, ListDue, Rereading, WatchDue, Watching};
 use NextStep::{OpenWatch, ReadList, ReadWatch, RequestList, ReturnUpdate};
-use Standing::{CheckDue, Delivering, ListDue, Rereading, WatchDue, Watching};
 
-/// A transition: where the informer stands, the event, the reflector's next step, and where the
-/// informer stands then.
+/// A transition: the state, the event, the reflector's next step, and the state then.
 struct Row {
-    from: Standing,
+    from: InformerState,
     event: Event,
     next: NextStep,
-    to: Standing,
+    to: InformerState,
 }
 
-fn row(from: Standing, event: Event, next: NextStep, to: Standing) -> Row {
+fn row(from: InformerState, event: Event, next: NextStep, to: InformerState) -> Row {
     Row { from, event, next, to }
 }
 
@@ -23,8 +22,8 @@ struct Values {
     confirmed: Answers,
     unconfirmed: Answers,
     denied: Answers,
-    /// Waits for its place.
-    unplaced: List,
+    /// Waits for its permit.
+    without_permit: List,
 }
 
 impl Values {
@@ -36,7 +35,7 @@ impl Values {
             confirmed: Answers { is_confirmed: true, denied_since: None },
             unconfirmed,
             denied: Answers { denied_since: Some(start), ..unconfirmed },
-            unplaced: List::default(),
+            without_permit: List::default(),
         }
     }
 
@@ -44,8 +43,8 @@ impl Values {
         self.start + Duration::from_secs(seconds)
     }
 
-    /// Returns a list that was given its place, or received something, at this second.
-    fn placed(&self, seconds: u64) -> List {
+    /// Returns a list that was given its permit, or received something, at this second.
+    fn with_permit(&self, seconds: u64) -> List {
         List { begin: None, progress: Some(self.at(seconds)) }
     }
 
@@ -55,10 +54,10 @@ impl Values {
 
     /// Returns a list that has begun, and received something at this second.
     fn begun(&self, reason: RelistReason, seconds: u64) -> List {
-        List { begin: Some(self.begin(reason)), ..self.placed(seconds) }
+        List { begin: Some(self.begin(reason)), ..self.with_permit(seconds) }
     }
 
-    /// Returns the same list without a place.
+    /// Returns the same list without a permit.
     fn stalled(&self, reason: RelistReason) -> List {
         List { begin: Some(self.begin(reason)), progress: None }
     }
@@ -77,11 +76,11 @@ const SCHEMA: RelistReason = RelistReason::SchemaChanged;
 #[test]
 fn a_cold_start_lists_and_a_warm_one_watches() {
     let of = Values::new();
-    let warm = Standing::Starting { asks_peers: true };
-    let cold = Standing::Starting { asks_peers: false };
+    let warm = InformerState::Starting { asks_peers: true };
+    let cold = InformerState::Starting { asks_peers: false };
     of.check([
-        row(cold, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
-        row(warm, Event::Started, RequestList, ListDue(of.unplaced, of.unconfirmed)),
+        row(cold, Event::Started, RequestList, ListDue(of.without_permit, of.unconfirmed)),
+        row(warm, Event::Started, RequestList, ListDue(of.without_permit, of.unconfirmed)),
         row(warm, Event::Started, OpenWatch, WatchDue(of.unconfirmed)),
     ]);
 }
@@ -91,10 +90,10 @@ fn a_list_in_pages_leads_to_a_watch() {
     let of = Values::new();
     let begun = Event::ListBegun { begin: of.begin(FIRST), at: of.at(2) };
     of.check([
-        row(ListDue(of.unplaced, of.unconfirmed), Event::PlaceGiven(of.at(1)), RequestList, {
-            ListDue(of.placed(1), of.unconfirmed)
+        row(ListDue(of.without_permit, of.unconfirmed), Event::PermitAcquired(of.at(1)), RequestList, {
+            ListDue(of.with_permit(1), of.unconfirmed)
         }),
-        row(ListDue(of.placed(1), of.confirmed), begun, RequestList, ListDue(of.begun(FIRST, 2), of.confirmed)),
+        row(ListDue(of.with_permit(1), of.confirmed), begun, RequestList, ListDue(of.begun(FIRST, 2), of.confirmed)),
         row(ListDue(of.begun(FIRST, 2), of.confirmed), Event::ItemReceived(of.at(3)), ReturnUpdate, {
             Delivering(of.begun(FIRST, 3), of.confirmed)
         }),
@@ -115,7 +114,7 @@ fn a_watch_list_is_one_request_whose_end_is_confirmed() {
     let begun = Event::ListBegun { begin: of.begin(FIRST), at: of.at(2) };
     let complete = Delivering(of.begun(FIRST, 3), of.confirmed);
     of.check([
-        row(ListDue(of.placed(1), of.confirmed), begun, ReadList, Delivering(of.begun(FIRST, 2), of.confirmed)),
+        row(ListDue(of.with_permit(1), of.confirmed), begun, ReadList, Delivering(of.begun(FIRST, 2), of.confirmed)),
         row(complete, Event::WatchOpened, ReturnUpdate, complete),
         row(complete, Event::Confirmed, ReadWatch, complete),
         row(complete, Event::ListEnded, ReadWatch, Watching(of.confirmed)),
@@ -123,34 +122,39 @@ fn a_watch_list_is_one_request_whose_end_is_confirmed() {
 }
 
 #[test]
-fn a_list_that_receives_nothing_returns_its_place_and_waits_for_one_before_the_next_page() {
+fn a_list_that_receives_nothing_returns_its_permit_and_waits_for_one_before_the_next_page() {
     let of = Values::new();
     let stalled = of.stalled(FIRST);
     of.check([
         row(ListDue(of.begun(FIRST, 3), of.confirmed), Event::Stalled, RequestList, ListDue(stalled, of.confirmed)),
         row(Delivering(of.begun(FIRST, 3), of.confirmed), Event::Stalled, ReadList, Delivering(stalled, of.confirmed)),
-        // Objects that come late do not bring the place back.
+        // Objects that come late do not bring the permit back.
         row(Delivering(stalled, of.confirmed), Event::ItemReceived(of.at(40)), ReadList, {
             Delivering(stalled, of.confirmed)
         }),
-        row(ListDue(stalled, of.confirmed), Event::PlaceGiven(of.at(50)), RequestList, {
+        row(ListDue(stalled, of.confirmed), Event::PermitAcquired(of.at(50)), RequestList, {
             ListDue(of.begun(FIRST, 50), of.confirmed)
         }),
     ]);
-    assert!(ListDue(stalled, of.confirmed).needs_place() && !Delivering(stalled, of.confirmed).needs_place());
-    assert!(!ListDue(of.placed(1), of.confirmed).needs_place() && !Watching(of.confirmed).needs_place());
+    assert!(ListDue(stalled, of.confirmed).needs_permit() && !Delivering(stalled, of.confirmed).needs_permit());
+    assert!(!ListDue(of.with_permit(1), of.confirmed).needs_permit() && !Watching(of.confirmed).needs_permit());
 }
 
 #[test]
 fn a_planned_relist_has_its_place_already() {
     let of = Values::new();
-    let due = Event::PlaceGiven(of.at(9));
+    let due = Event::PermitAcquired(of.at(9));
     let begun = Event::ListBegun { begin: of.begin(SCHEMA), at: of.at(10) };
     of.check([
-        row(Watching(of.confirmed), due, RequestList, ListDue(of.placed(9), of.confirmed)),
+        row(Watching(of.confirmed), due, RequestList, ListDue(of.with_permit(9), of.confirmed)),
         // A list for the schema is read beside the watch.
-        row(Watching(of.confirmed), due, ReturnUpdate, Delivering(of.placed(9), of.confirmed)),
-        row(Delivering(of.placed(9), of.confirmed), begun, ReadWatch, Rereading(of.begun(SCHEMA, 10), of.confirmed)),
+        row(Watching(of.confirmed), due, ReturnUpdate, Delivering(of.with_permit(9), of.confirmed)),
+        row(
+            Delivering(of.with_permit(9), of.confirmed),
+            begun,
+            ReadWatch,
+            Rereading(of.begun(SCHEMA, 10), of.confirmed),
+        ),
         row(Rereading(of.begun(SCHEMA, 10), of.confirmed), Event::Updated, ReadWatch, {
             Rereading(of.begun(SCHEMA, 10), of.confirmed)
         }),
@@ -195,16 +199,16 @@ fn the_place_of_a_list_is_free_during_the_wait_after_a_failure() {
         row(Delivering(of.begun(FIRST, 1), of.confirmed), failed, RequestList, {
             ListDue(of.stalled(FIRST), of.unconfirmed)
         }),
-        row(WatchDue(of.confirmed), failed, RequestList, ListDue(of.unplaced, of.unconfirmed)),
+        row(WatchDue(of.confirmed), failed, RequestList, ListDue(of.without_permit, of.unconfirmed)),
         row(WatchDue(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
         row(Watching(of.confirmed), failed, OpenWatch, WatchDue(of.unconfirmed)),
         // The state is useless: the applied updates are out of order, or one was never received.
         row(Delivering(of.begun(FIRST, 1), of.confirmed), Event::Relisted, RequestList, {
-            ListDue(of.unplaced, of.confirmed)
+            ListDue(of.without_permit, of.confirmed)
         }),
-        row(Watching(of.confirmed), Event::Relisted, RequestList, ListDue(of.unplaced, of.confirmed)),
+        row(Watching(of.confirmed), Event::Relisted, RequestList, ListDue(of.without_permit, of.confirmed)),
         // The cluster is below a version that it had sent.
-        row(WatchDue(of.confirmed), Event::Updated, RequestList, ListDue(of.unplaced, of.confirmed)),
+        row(WatchDue(of.confirmed), Event::Updated, RequestList, ListDue(of.without_permit, of.confirmed)),
     ]);
 }
 
@@ -216,16 +220,16 @@ fn a_denial_lasts_until_another_failure_or_a_watch() {
     let since_start = Event::Failed { denied_at: Some(of.start) };
     let denied_and_confirmed = Answers { is_confirmed: true, ..of.denied };
     of.check([
-        row(ListDue(of.placed(1), of.confirmed), since_start, RequestList, ListDue(of.unplaced, of.denied)),
-        row(ListDue(of.placed(1), of.denied), denied_again, RequestList, ListDue(of.unplaced, of.denied)),
+        row(ListDue(of.with_permit(1), of.confirmed), since_start, RequestList, ListDue(of.without_permit, of.denied)),
+        row(ListDue(of.with_permit(1), of.denied), denied_again, RequestList, ListDue(of.without_permit, of.denied)),
         // A list that succeeds does not end it: the watch may be denied again.
         row(Delivering(of.begun(FIRST, 1), denied_and_confirmed), Event::ListEnded, OpenWatch, {
             WatchDue(denied_and_confirmed)
         }),
-        row(WatchDue(denied_and_confirmed), denied_again, RequestList, ListDue(of.unplaced, of.denied)),
+        row(WatchDue(denied_and_confirmed), denied_again, RequestList, ListDue(of.without_permit, of.denied)),
         row(WatchDue(denied_and_confirmed), Event::WatchOpened, ReadWatch, Watching(of.unconfirmed)),
-        row(ListDue(of.placed(1), of.denied), failed, RequestList, ListDue(of.unplaced, of.unconfirmed)),
-        row(ListDue(of.unplaced, of.denied), Event::Relisted, RequestList, ListDue(of.unplaced, of.denied)),
+        row(ListDue(of.with_permit(1), of.denied), failed, RequestList, ListDue(of.without_permit, of.unconfirmed)),
+        row(ListDue(of.without_permit, of.denied), Event::Relisted, RequestList, ListDue(of.without_permit, of.denied)),
     ]);
     assert_eq!(WatchDue(of.denied).denied_since(), Some(of.start));
 }
@@ -244,18 +248,24 @@ fn after_a_failed_check_the_next_one_comes_before_any_request() {
         row(WatchDue(of.denied), unconfirmed, OpenWatch, denied),
         row(check_due, unconfirmed, OpenWatch, check_due),
         row(check_due, Event::Confirmed, OpenWatch, WatchDue(of.confirmed)),
-        row(check_due, Event::Confirmed, RequestList, ListDue(of.unplaced, of.confirmed)),
+        row(check_due, Event::Confirmed, RequestList, ListDue(of.without_permit, of.confirmed)),
         // Over gRPC only an answer to a request names the cluster.
         row(Watching(of.unconfirmed), waits, OpenWatch, WatchDue(of.unconfirmed)),
-        row(Delivering(of.begun(FIRST, 1), of.confirmed), waits, RequestList, ListDue(of.unplaced, of.unconfirmed)),
+        row(
+            Delivering(of.begun(FIRST, 1), of.confirmed),
+            waits,
+            RequestList,
+            ListDue(of.without_permit, of.unconfirmed),
+        ),
     ]);
     assert!(check_due.checks_first(false));
-    for standing in [ListDue(of.unplaced, of.confirmed), Delivering(of.placed(1), of.confirmed), WatchDue(of.confirmed)]
+    for state in
+        [ListDue(of.without_permit, of.confirmed), Delivering(of.with_permit(1), of.confirmed), WatchDue(of.confirmed)]
     {
-        assert!(standing.checks_first(true) && !standing.checks_first(false), "{standing:?}");
+        assert!(state.checks_first(true) && !state.checks_first(false), "{state:?}");
     }
-    for standing in [Watching(of.unconfirmed), Rereading(of.begun(SCHEMA, 1), of.unconfirmed)] {
-        assert!(!standing.checks_first(true), "a watch is read on: {standing:?}");
+    for state in [Watching(of.unconfirmed), Rereading(of.begun(SCHEMA, 1), of.unconfirmed)] {
+        assert!(!state.checks_first(true), "a watch is read on: {state:?}");
     }
 }
 
@@ -282,8 +292,8 @@ fn the_end_of_a_list_is_always_confirmed_and_its_objects_with_it() {
     let gvr = kubefan_model::GroupVersionResource::new("", "v1", "pods");
     let table = kubefan_model::fields::FieldTable::new(&gvr, true, &[]);
     let item = Update::ListItem(kubefan_model::object::ObjectParser::new(&table).parse(object).unwrap());
-    let sure = ListDue(of.placed(1), of.confirmed);
-    let unsure = ListDue(of.placed(1), of.unconfirmed);
+    let sure = ListDue(of.with_permit(1), of.confirmed);
+    let unsure = ListDue(of.with_permit(1), of.unconfirmed);
     assert!(sure.must_confirm(&end) && unsure.must_confirm(&end));
     assert!(!sure.must_confirm(&item) && !unsure.must_confirm(&item));
     assert!(!sure.must_confirm(&begin) && unsure.must_confirm(&begin));
@@ -296,16 +306,16 @@ fn a_failed_check_discards_all_updates_since_the_last_commit() {
     let version = ResourceVersion::new(5).unwrap();
     let listing = ListDue(of.begun(EXPIRED, 1), of.confirmed);
     let rereading = Rereading(of.begun(SCHEMA, 1), of.confirmed);
-    for (standing, begins, known, expected) in [
+    for (state, begins, known, expected) in [
         (Watching(of.confirmed), None, Some(version), Discard::Resume(version)),
         (WatchDue(of.confirmed), None, None, Discard::Relist(FIRST)),
         (listing, None, Some(version), Discard::Relist(EXPIRED)),
         (listing, None, None, Discard::Relist(EXPIRED)),
-        (ListDue(of.placed(1), of.confirmed), Some(EXPIRED), Some(version), Discard::Relist(EXPIRED)),
+        (ListDue(of.with_permit(1), of.confirmed), Some(EXPIRED), Some(version), Discard::Relist(EXPIRED)),
         (listing, Some(SCHEMA), Some(version), Discard::ResumeAndReread(version)),
         (rereading, None, Some(version), Discard::ResumeAndReread(version)),
         (rereading, None, None, Discard::Relist(SCHEMA)),
     ] {
-        assert_eq!(standing.discard(begins, known), expected, "{standing:?}, {begins:?}, {known:?}");
+        assert_eq!(state.discard(begins, known), expected, "{state:?}, {begins:?}, {known:?}");
     }
 }
