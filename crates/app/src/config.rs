@@ -24,6 +24,7 @@ pub mod modes;
 pub mod moved;
 mod names;
 mod next_kubefan;
+mod no_effect;
 pub mod on_demand;
 pub mod passthrough;
 pub mod peers;

@@ -129,6 +129,9 @@ pub async fn run(
     };
     // Logged only now: a start that fails prints one line.
     open_files::log(open_files, connections_max, given);
+    for option in &app.config.without_effect {
+        warn!("{option}");
+    }
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
     eprintln!("kubefan: serving admin on {admin}");

@@ -52,8 +52,6 @@ pub(super) enum Need {
     KnownCallers,
     /// Callers' tokens stay here.
     NoTokenForwarded,
-    /// kubefan does not act as callers.
-    NoImpersonation,
     /// Requests are forwarded.
     Forwarding,
 }
@@ -63,13 +61,12 @@ impl Need {
     /// name.
     fn reason(self, access: Access) -> String {
         match self {
-            Self::KnownCallers => format!("has no effect with --access={access}, which does not distinguish callers"),
+            Self::KnownCallers => {
+                format!("would restrict nobody with --access={access}, which does not distinguish callers")
+            }
             Self::NoTokenForwarded => format!(
                 "names audiences of kubefan's own, and --access={access} would forward their tokens to the apiserver, which \
                  refuses them"
-            ),
-            Self::NoImpersonation => format!(
-                "leaves extras out of what kubefan knows of a user, and --access={access} would act as the user without them"
             ),
             Self::Forwarding => {
                 format!("needs requests to be forwarded to the apiserver, and --access={access} refuses them")
@@ -119,7 +116,6 @@ impl Access {
         match need {
             Need::KnownCallers => self.mode() == AuthorizationMode::Webhook,
             Need::NoTokenForwarded => self.credentials() != Some(Credentials::Caller),
-            Need::NoImpersonation => self.credentials() != Some(Credentials::Impersonate),
             Need::Forwarding => self.credentials().is_some(),
         }
     }

@@ -18,6 +18,10 @@ section! {
     config: CallerConfig {
         /// The rule by which callers read, of the profile.
         mode: AuthorizationMode, mode;
+        /// Extras of users that are left out of reviews.
+        ignored_extra: Vec<String>, ignored_extra;
+        /// Whether tokens of service accounts are checked with the issuer's keys.
+        service_account_jwks: bool, checks_tokens_locally;
     }
 
     /// The rights of callers, and the treatment of requests that no cache answers. authorized:
@@ -74,7 +78,7 @@ section! {
     /// serviceaccounts,pods: a token counts only as long as the objects exist that it is bound to.
     /// Other tokens are reviewed. Turn it on if reviews of tokens load the apiserver and
     /// callers have tokens for kubefan.
-    tuning.service_account_jwks("BOOL"): bool => service_account_jwks: bool, or_false;
+    tuning.service_account_jwks("BOOL"): bool;
     /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
     /// client certificates are not taken then. Turn it on if client certificates must not be taken.
     tuning.authentication_skip_lookup("BOOL"): bool => skip_lookup: bool, or_false;
@@ -96,7 +100,7 @@ section! {
     /// Leave this extra of users out of reviews, such as authentication.kubernetes.io/pod-name.
     /// Then all pods of a service account share their verdicts. Only for extras that give no right.
     /// Set it if reviews of many pods with equal rights load the apiserver.
-    tuning.authorization_ignore_extra("KEY"): Vec<String> => ignored_extra: Vec<String>, names(is_text, "an empty text is no key");
+    tuning.authorization_ignore_extra("KEY"): Vec<String>;
     /// For a list or watch, ask for the right to the whole resource first, then to the namespace,
     /// then to exactly what is read, so that one review serves many reads. Turn it off if an
     /// authorizer denies a part of what it allows as a whole.
@@ -131,34 +135,35 @@ fn groups(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<String>,
     names(is_text, "an empty text is no group")(flag, Some(given))
 }
 
-impl CallerOptions {
-    /// Refuses what has no effect, and what would let callers act as others.
-    pub(super) fn check(&self, callers: &CallerConfig) -> Result<(), ConfigError> {
-        let access = callers.access;
-        let about_callers = [
-            ("--api-audiences", self.api_audiences.is_some()),
+/// If kubefan acts as users, it ignores none of their extras: without one, a user could have other
+/// rights.
+fn ignored_extra(options: &CallerOptions) -> Result<Vec<String>, ConfigError> {
+    let given = options.authorization_ignore_extra.clone();
+    let ignored = names(is_text, "an empty text is no key")("tuning.authorizationIgnoreExtra", given)?;
+    let acts_as_users = options.access == Some(Access::AuthorizedImpersonate);
+    Ok(if acts_as_users { Vec::new() } else { ignored })
+}
+
+/// A local check cannot see everything that ends a token, so it is only for tokens of kubefan's own
+/// audiences.
+fn checks_tokens_locally(options: &CallerOptions) -> Result<bool, ConfigError> {
+    let has_audiences = options.api_audiences.as_ref().is_some_and(|audiences| !audiences.is_empty());
+    Ok(options.service_account_jwks == Some(true) && has_audiences)
+}
+
+impl CallerConfig {
+    /// Refuses restrictions that would restrict nobody, and tokens that could not be forwarded.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let restrictions = [
+            ("--api-audiences", !self.api_audiences.is_empty()),
             ("--client-ca-file", self.client_ca_file.is_some()),
-            ("--anonymous-auth", callers.anonymous),
-            ("--admin-authorization", callers.admin_authorization),
-            ("tuning.authenticationSkipLookup", callers.skip_lookup),
-            ("tuning.authorizationAlwaysAllowGroups", self.authorization_always_allow_groups.is_some()),
-            ("tuning.authorizationIgnoreExtra", self.authorization_ignore_extra.is_some()),
-            ("tuning.serviceAccountJwks", callers.service_account_jwks),
+            ("--admin-authorization", self.admin_authorization),
         ];
-        for (option, _) in about_callers.into_iter().filter(|(_, given)| *given) {
-            access.require(option, Need::KnownCallers)?;
+        for (option, _) in restrictions.into_iter().filter(|(_, given)| *given) {
+            self.access.require(option, Need::KnownCallers)?;
         }
-        if !callers.api_audiences.is_empty() {
-            access.require("--api-audiences", Need::NoTokenForwarded)?;
-        }
-        if !callers.ignored_extra.is_empty() {
-            access.require("tuning.authorizationIgnoreExtra", Need::NoImpersonation)?;
-        }
-        if callers.service_account_jwks && callers.api_audiences.is_empty() {
-            return ConfigError::contradiction(
-                "tuning.serviceAccountJwks is for tokens of kubefan's own, because it cannot see everything that ends a token; add \
-                 --api-audiences, or leave it out",
-            );
+        if !self.api_audiences.is_empty() {
+            self.access.require("--api-audiences", Need::NoTokenForwarded)?;
         }
         Ok(())
     }

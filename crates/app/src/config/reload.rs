@@ -135,7 +135,7 @@ mod tests {
                 "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
             ),
             ("users: [x]", "--config kubefan.yaml: line 6: modes: missing field `mode`"),
-            ("mode: Deny\n    users: [x]", "a mode with users or groups has no effect with --access=local"),
+            ("mode: Deny\n    users: [x]", "a mode with users or groups would restrict nobody with --access=local"),
             (
                 "mode: Passthrough\naccess: local-cache-only",
                 "mode: Passthrough needs requests to be forwarded to the apiserver",
