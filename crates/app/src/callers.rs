@@ -28,8 +28,8 @@ const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Returns the CAs whose certificates name callers: the CAs of the file, or else the CAs that will
 /// be read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
 pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
-    let CallerConfig { mode, client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
-    if *mode == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
+    let CallerConfig { client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
+    if config.access.mode() == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
         return Ok(None);
     }
     let ignored_extra = ignored_extra.clone();
@@ -105,7 +105,7 @@ fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exis
     let CallerConfig { reauthorize_interval, stream_age_max: age_max, .. } = *callers;
     let streams = StreamOptions { reauthorize_interval, age_max };
     let options = AccessOptions { authentication, authorization, streams };
-    match callers.mode {
+    match shared.config.access.mode() {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => {
             let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, shared.metrics.access());
@@ -119,9 +119,9 @@ fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exis
 /// Returns the clients that see the details of the admin port: every client, if every caller may
 /// read everything or if only kubefan's own user reaches the port.
 pub(super) fn admin_details(config: &ServeConfig) -> Details {
-    let ServeConfig { callers, serving, .. } = config;
+    let ServeConfig { access, callers, serving, .. } = config;
     let is_owners = matches!(serving.admin_listen, ListenAddress::Unix(_)) && serving.listen_mode.is_owners();
-    match callers.mode {
+    match access.mode() {
         AuthorizationMode::Webhook if callers.admin_authorization => Details::Authorized,
         AuthorizationMode::Webhook if !is_owners => Details::Closed,
         AuthorizationMode::Webhook | AuthorizationMode::AlwaysAllow => Details::Open,

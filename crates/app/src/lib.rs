@@ -119,7 +119,7 @@ pub async fn run(
     let open_files = open_files::raise();
     let given = config.serving.connections_max;
     let memory_max = memory_pressure::resident_max(memory::given(&config));
-    let connections_max = open_files::connections_max(given, open_files, memory_max, &config.passthrough);
+    let connections_max = open_files::connections_max(&config, open_files, memory_max);
     config.serving.connections_max = Some(connections_max);
     let mut shutdown = pin!(shutdown);
     // A credential plugin or the apiserver may keep a start waiting.
@@ -178,7 +178,7 @@ impl App {
         let connection = if is_kubefan { ConnectionLimits::KUBEFAN } else { ConnectionLimits::APISERVER };
         let request_timeout = config.upstream.request_timeout;
         let options = UpstreamOptions { request_timeout, connection, ..UpstreamOptions::default() };
-        if config.callers.mode == AuthorizationMode::Webhook {
+        if config.access.mode() == AuthorizationMode::Webhook {
             check_reviewer(&config.upstream.settings).await?;
         }
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options.clone()).await?;
@@ -192,12 +192,13 @@ impl App {
                 Source::grpc(KubefanClient::from_settings(settings).await?, upstream.clone())
             }
         };
-        let passthrough = match config.passthrough {
-            PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
+        let PassthroughConfig { requests_max, allows_insecure_upstream, .. } = config.passthrough;
+        let passthrough = match config.access.credentials() {
+            Some(credentials) => {
                 let options = PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connection };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
-            PassthroughConfig { credentials: None, .. } => None,
+            None => None,
         };
         Self::bind_with(upstream, source, passthrough, config).await
     }

@@ -20,12 +20,7 @@ impl From<&ServeConfig> for ServerOptions {
         let ids_seed = rand::random();
         Self {
             ids_seed,
-            connections_max: open_files::connections_max(
-                config.serving.connections_max,
-                None,
-                None,
-                &config.passthrough,
-            ),
+            connections_max: open_files::connections_max(config, None, None),
             calls_pending_max: config.serving.calls_pending_max,
             subscribers_max: subscribers_max(config),
             reads_max: reads_max(config),

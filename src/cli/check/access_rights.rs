@@ -156,7 +156,7 @@ fn needs(config: &ServeConfig) -> Vec<Need> {
             }
         }
     }
-    if config.passthrough.credentials == Some(Credentials::Impersonate) {
+    if config.access.credentials() == Some(Credentials::Impersonate) {
         for (group, resource) in [
             ("", "users"),
             ("", "groups"),

@@ -85,7 +85,7 @@ fn described(config: &ServeConfig) -> String {
 
 /// Whether callers only read objects that the apiserver lets them read.
 pub(super) fn reviews_callers(config: &ServeConfig) -> bool {
-    config.callers.mode == AuthorizationMode::Webhook
+    config.access.mode() == AuthorizationMode::Webhook
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) fn check(config: &ServeConfig, caches: Option<&[ResourceSize]>, repor
     let given = config.serving.memory_bytes_max.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let budget = memory_pressure::resident_max(given);
     let files = open_files::highest();
-    let connections = open_files::connections_max(config.serving.connections_max, files, budget, &config.passthrough);
+    let connections = open_files::connections_max(config, files, budget);
     report.add(judge_open_files(files, config.serving.connections_max, connections));
     let group = MemoryGroup::of_this_process().map(|group| group.limit());
     report.add_all(judge_budget(config.serving.memory_bytes_max, group));

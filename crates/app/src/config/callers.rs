@@ -5,7 +5,7 @@ use std::{path::PathBuf, time};
 
 use super::{
     ConfigError, Duration,
-    access::{Access, AuthorizationMode, Need},
+    access::{Access, Need},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
 };
@@ -16,8 +16,6 @@ section! {
     options: CallerOptions;
     /// The identity and the rights of callers.
     config: CallerConfig {
-        /// The rule by which callers read, of the profile.
-        mode: AuthorizationMode, mode;
         /// Extras of users that are left out of reviews.
         ignored_extra: Vec<String>, ignored_extra;
         /// Whether tokens of service accounts are checked with the issuer's keys.
@@ -36,7 +34,7 @@ section! {
     /// [default: local if --listen is a loopback address without TLS or a Unix socket that only
     /// kubefan's user can use, otherwise authorized]
     #[arg(hide_possible_values = true)]
-    access("PROFILE"): Access => access: Access, or_authorized;
+    access("PROFILE"): Access;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
     /// --access=authorized-cache-only or --access=authorized-impersonate. Repeat it, or separate
@@ -116,16 +114,6 @@ section! {
         => reauthorize_interval: time::Duration, wait;
 }
 
-/// [`Access::default_for`] takes the place of a profile that is not given. Without it, nothing is
-/// open.
-fn or_authorized(_: &'static str, given: Option<Access>) -> Result<Access, ConfigError> {
-    Ok(given.unwrap_or(Access::Authorized))
-}
-
-fn mode(options: &CallerOptions) -> Result<AuthorizationMode, ConfigError> {
-    Ok(options.access.unwrap_or(Access::Authorized).mode())
-}
-
 fn is_text(text: &str) -> bool {
     !text.trim().is_empty()
 }
@@ -153,17 +141,17 @@ fn checks_tokens_locally(options: &CallerOptions) -> Result<bool, ConfigError> {
 
 impl CallerConfig {
     /// Refuses restrictions that would restrict nobody, and tokens that could not be forwarded.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, access: Access) -> Result<(), ConfigError> {
         let restrictions = [
             ("--api-audiences", !self.api_audiences.is_empty()),
             ("--client-ca-file", self.client_ca_file.is_some()),
             ("--admin-authorization", self.admin_authorization),
         ];
         for (option, _) in restrictions.into_iter().filter(|(_, given)| *given) {
-            self.access.require(option, Need::KnownCallers)?;
+            access.require(option, Need::KnownCallers)?;
         }
         if !self.api_audiences.is_empty() {
-            self.access.require("--api-audiences", Need::NoTokenForwarded)?;
+            access.require("--api-audiences", Need::NoTokenForwarded)?;
         }
         Ok(())
     }

@@ -39,8 +39,11 @@ impl Configured {
     ///
     /// # Errors
     /// A value cannot be used, or two contradict each other.
-    pub fn new(options: ServeOptions) -> Result<Self, ConfigError> {
-        Ok(Self { config: options.clone().validate()?, options })
+    pub fn new(mut options: ServeOptions) -> Result<Self, ConfigError> {
+        let config = options.clone().validate()?;
+        // A default that is written out is no change.
+        options.callers.access = Some(config.access);
+        Ok(Self { config, options })
     }
 
     /// The keys of the settings that differ from `other`.

@@ -39,6 +39,8 @@ macro_rules! sections {
         #[derive(Debug, Clone, PartialEq)]
         pub struct ServeConfig {
             $($(#[$doc])* pub $section: $config,)*
+            /// The profile of access.
+            pub access: Access,
             /// The options that are given and have no effect, each with its reason.
             pub without_effect: Vec<String>,
         }
@@ -80,8 +82,8 @@ macro_rules! sections {
                 changed.concat()
             }
 
-            fn resolve(self) -> Result<ServeConfig, ConfigError> {
-                Ok(ServeConfig { $($section: self.$section.resolve()?,)* without_effect: Vec::new() })
+            fn resolve(self, access: Access) -> Result<ServeConfig, ConfigError> {
+                Ok(ServeConfig { $($section: self.$section.resolve()?,)* access, without_effect: Vec::new() })
             }
         }
 
@@ -132,13 +134,11 @@ impl ServeOptions {
     /// Completes the options by the defaults and checks them.
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
-        let is_access_given = self.callers.access.is_some();
-        let access = *self.callers.access.get_or_insert(Access::default_for(&serving));
+        let access = self.callers.access.unwrap_or_else(|| Access::default_for(&serving));
         self.on_demand.on_demand.get_or_insert(serving.listen.is_local());
         let given = self.clone();
-        let mut config = self.resolve()?;
-        config.passthrough.credentials = access.credentials();
-        access.check(is_access_given, config.callers.anonymous, &config.serving)?;
+        let mut config = self.resolve(access)?;
+        access.check(given.callers.access.is_some(), config.callers.anonymous, &config.serving)?;
         config.check(&given)?;
         config.without_effect = no_effect::of_callers(&given.callers, access);
         config.without_effect.extend(no_effect::of_upstream(&given.upstream));
@@ -163,8 +163,8 @@ impl ServeConfig {
     /// Refuses contradictions: options in whose effect the operator would believe wrongly. An
     /// option that only loses its effect and restricts nothing is none: [`no_effect`].
     fn check(&self, given: &ServeOptions) -> Result<(), ConfigError> {
-        let Self { serving, callers, audit, .. } = self;
-        callers.check()?;
+        let Self { access, serving, callers, audit, .. } = self;
+        callers.check(*access)?;
         let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
         if given.audit.audit_log_mode.is_some() && audit.path.is_none() {
             return ConfigError::contradiction("--audit-log-mode needs --audit-log-path");
@@ -183,9 +183,9 @@ impl ServeConfig {
             ));
         }
         if serving.consistent_reads == ConsistentReads::Upstream {
-            callers.access.require("tuning.consistentReads: upstream", Need::Forwarding)?;
+            access.require("tuning.consistentReads: upstream", Need::Forwarding)?;
         }
-        self.modes.check(callers.access)?;
+        self.modes.check(*access)?;
         given.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         if self.cache.resources.is_empty() && !self.on_demand.is_on {
             return ConfigError::contradiction(

@@ -52,7 +52,7 @@ fn an_option_that_is_given_above_wins_over_one_given_below() {
 #[test]
 fn callers_are_authorized_unless_only_the_users_of_this_machine_reach_the_port_without_tls() {
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-    let access = |flags: &[&str]| validated(&[&["--resource=pods"], flags].concat()).callers.access;
+    let access = |flags: &[&str]| validated(&[&["--resource=pods"], flags].concat()).access;
     let socket = "--listen=unix:/run/k.sock";
     let open: [&[&str]; 5] = [
         &[],
@@ -92,7 +92,7 @@ fn other_machines_are_served_everything_only_if_insecure_and_choose_resources_on
     assert!(refused.starts_with("--listen [::]:7443 can be reached by other machines, and with --access=local"));
     let insecure = ["--listen=:7443", "--resource=pods", "--access=insecure"];
     let config = validated(&insecure);
-    assert_eq!((config.callers.mode, config.on_demand.is_on), (AuthorizationMode::AlwaysAllow, false));
+    assert_eq!((config.access.mode(), config.on_demand.is_on), (AuthorizationMode::AlwaysAllow, false));
     let config = validated(&[insecure.as_slice(), &["--on-demand"]].concat());
     assert_eq!(config.on_demand, ServeConfig::default().on_demand);
     assert!(given(&["--admin-listen=0.0.0.0:7444"]).validate().is_ok(), "health and metrics may be seen");
@@ -106,7 +106,7 @@ fn an_address_of_other_machines_may_be_served_to_callers_that_are_reviewed() {
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
     let config = validated(&[&open[..], &tls].concat());
     assert_eq!(
-        (config.callers.mode, config.passthrough.credentials),
+        (config.access.mode(), config.access.credentials()),
         (AuthorizationMode::Webhook, Some(Credentials::Caller))
     );
     assert_eq!(config.callers.always_allow_groups, ["system:masters"]);
@@ -132,7 +132,7 @@ fn each_profile_says_who_may_read_and_with_which_credentials_requests_are_forwar
     ] {
         let profile = format!("--access={profile}");
         let config = validated(&[&tls[..], &[&*profile]].concat());
-        assert_eq!((config.callers.mode, config.passthrough.credentials), (mode, credentials), "{profile}");
+        assert_eq!((config.access.mode(), config.access.credentials()), (mode, credentials), "{profile}");
         let plain = given(&["--listen=:7443", "--resource=pods", &*profile]).validate();
         assert_eq!(plain.is_ok(), profile.contains("insecure"), "{profile}");
     }
