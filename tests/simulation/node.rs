@@ -44,7 +44,7 @@ use super::{
 pub(crate) struct NodeOptions {
     pub(crate) ring_events_max: usize,
     pub(crate) ring_age_max: Duration,
-    pub(crate) residue_bytes_max: Option<usize>,
+    pub(crate) conflated_bytes_max: Option<usize>,
     pub(crate) watch_list: bool,
     pub(crate) page_size: u32,
     pub(crate) coalesce_max: Duration,
@@ -75,7 +75,7 @@ impl Default for NodeOptions {
         NodeOptions {
             ring_events_max: 100_000,
             ring_age_max: Duration::from_secs(24 * 3600),
-            residue_bytes_max: None,
+            conflated_bytes_max: None,
             watch_list: true,
             page_size: 500,
             coalesce_max: Duration::ZERO,
@@ -186,7 +186,7 @@ impl Node {
                 ring_bytes_max: options.ring_bytes_max,
                 ring_events_max: options.ring_events_max,
                 ring_age_max: options.ring_age_max,
-                residue_bytes_max: options.residue_bytes_max,
+                conflated_bytes_max: options.conflated_bytes_max,
             },
             coalesce_max: options.coalesce_max,
             gate: GateLimits {

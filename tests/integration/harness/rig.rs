@@ -90,7 +90,7 @@ impl Setup {
                     ring_bytes_max: None,
                     ring_events_max: 100_000,
                     ring_age_max: Duration::from_secs(24 * 3600),
-                    residue_bytes_max: None,
+                    conflated_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
