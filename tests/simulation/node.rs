@@ -13,7 +13,7 @@ use std::{
 
 use kubefan_access::AccessControl;
 use kubefan_admission::GateLimits;
-use kubefan_app::config::ServeConfig;
+use kubefan_app::{config::ServeConfig, open_files::CONNECTIONS_MAX, server_options};
 use kubefan_audit::AuditLog;
 use kubefan_cache::{RetainedLimits, RingLimits};
 use kubefan_informers::{
@@ -89,7 +89,8 @@ impl Default for NodeOptions {
             snapshot_queue_timeout: Duration::from_secs(10),
             lists_max: 8,
             broken_resource: false,
-            consistent_list_bytes_min: ServerOptions::from(&ServeConfig::default()).consistent_list_bytes_min,
+            consistent_list_bytes_min: server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
+                .consistent_list_bytes_min,
             seed: 0,
         }
     }
@@ -215,7 +216,7 @@ impl Node {
         let server_options = ServerOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             feature_gates: FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false },
-            ..ServerOptions::from(&ServeConfig::default())
+            ..server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
         };
         let handles = ServerHandles {
             access: Arc::new(AccessControl::always_allow()),

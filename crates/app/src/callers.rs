@@ -17,7 +17,7 @@ use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::admin_access::{AdminAccess, Details};
 
 use super::{clock::wall_clock, component::Shared, server_options};
-use crate::config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig};
+use crate::config::{AuthorizationMode, CallerConfig, ClientCas, ListenAddress, ServeConfig};
 
 /// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
 /// as many.
@@ -28,15 +28,11 @@ const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Returns the CAs whose certificates name callers: the CAs of the file, or else the CAs that will
 /// be read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
 pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
-    let CallerConfig { client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
-    if config.access.mode() == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
-        return Ok(None);
-    }
-    let ignored_extra = ignored_extra.clone();
-    match client_ca_file {
-        Some(file) => TrustedCas::of_file(file.clone(), clock, ignored_extra).map(Some),
-        None if *skip_lookup => Ok(None),
-        None => Ok(Some(TrustedCas::unread(clock, ignored_extra))),
+    let ignored_extra = config.callers.ignored_extra.clone();
+    match config.client_cas() {
+        ClientCas::None => Ok(None),
+        ClientCas::File(file) => TrustedCas::of_file(file.to_owned(), clock, ignored_extra).map(Some),
+        ClientCas::Cluster => Ok(Some(TrustedCas::unread(clock, ignored_extra))),
     }
 }
 

@@ -41,7 +41,7 @@ pub mod upstream;
 pub use access::{Access, AuthorizationMode};
 pub use audit::{AuditConfig, AuditMode};
 pub use cache::CacheCompression;
-pub use callers::CallerConfig;
+pub use callers::{CallerConfig, ClientCas};
 pub use managed_tls::TlsSource;
 pub use next_kubefan::SourceSettings;
 pub use on_demand::FormConfig;

@@ -19,6 +19,7 @@ mod component;
 pub mod config;
 mod ending;
 mod failure;
+mod limits;
 mod live_settings;
 mod memory;
 pub mod mode_names;
@@ -28,7 +29,7 @@ pub mod peers;
 mod rebalancing;
 pub mod reload;
 mod sampling;
-mod server_options;
+pub mod server_options;
 mod serving_admin;
 mod serving_certificate;
 mod serving_data;
@@ -42,7 +43,6 @@ use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Du
 use futures::{FutureExt, Stream, StreamExt, future::OptionFuture};
 use kubefan_access::TrustedCas;
 use kubefan_audit::AuditWriter;
-use kubefan_informers::memory_pressure;
 use kubefan_server::{
     kube::forward::{ForwardOptions, Forwarder},
     transport::listen::{Bound, Listener},
@@ -69,8 +69,8 @@ use self::{
     clock::wall_clock,
     component::Shared,
     ending::{ShutdownSteps, Stops, until_drained},
+    limits::Limits,
     live_settings::LiveSettings,
-    memory::Memory,
     peers::PeerPort,
     rebalancing::Rebalancing,
     reload::WatchedFile,
@@ -111,16 +111,12 @@ pub struct App {
 /// the certificate and the CAs of clients again, and opens the audit log again. `watched` is the
 /// file that `config` is from; its changes are applied. Raises the process's limit of open files.
 pub async fn run(
-    mut config: ServeConfig,
+    config: ServeConfig,
     watched: Option<WatchedFile>,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
     let open_files = open_files::raise();
-    let given = config.serving.connections_max;
-    let memory_max = memory_pressure::resident_max(memory::given(&config));
-    let connections_max = open_files::connections_max(&config, open_files, memory_max);
-    config.serving.connections_max = Some(connections_max);
     let mut shutdown = pin!(shutdown);
     // A credential plugin or the apiserver may keep a start waiting.
     let mut app = tokio::select! {
@@ -128,7 +124,8 @@ pub async fn run(
         () = &mut shutdown => return Ok(()),
     };
     // Logged only now: a start that fails prints one line.
-    open_files::log(open_files, connections_max, given);
+    let limits = Limits::new(&app.config, open_files);
+    open_files::log(open_files, limits.connections_max, app.config.serving.connections_max);
     for option in &app.config.without_effect {
         warn!("{option}");
     }
@@ -163,7 +160,7 @@ pub async fn run(
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
     tokio::select! {
-        served = app.serve(shutdown) => served,
+        served = app.serve_within(limits, shutdown) => served,
         never = reloading => match never {},
     }
 }
@@ -306,6 +303,11 @@ impl App {
     /// Serves until `shutdown` completes or a port fails. Then every stream ends with a status that
     /// makes clients reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+        let limits = Limits::new(&self.config, None);
+        self.serve_within(limits, shutdown).await
+    }
+
+    async fn serve_within(self, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, source, metrics, tls, certificate, audit: Audit { log, writer, .. }, .. } = self;
         // Dropping it stops all tasks, on every return.
@@ -314,7 +316,7 @@ impl App {
         let log = log.with_traces(self.traces);
         // The writer ends with the last copy of the log.
         let peer_log = self.peer.is_some().then(|| log.clone());
-        let memory = Memory::new(&config);
+        let Limits { connections_max, memory } = limits;
         // The certificate first, because a warm start needs it.
         if let Some(certificate) = &certificate {
             certificate.keep(shared);
@@ -328,7 +330,8 @@ impl App {
         let callers = Callers { client_cas: self.client_cas, modes_change: self.watched.is_some() };
         let CallersHandle { access, switches } = callers.build(shared, &registry);
         let (data_tls, admin_tls) = tls.map(|tls| (tls.data, tls.admin)).unzip();
-        let data = DataPort { listener: self.data, tls: data_tls, audit: log, forwarder: self.forwarder };
+        let forwarder = self.forwarder;
+        let data = DataPort { listener: self.data, tls: data_tls, audit: log, forwarder, connections_max };
         let DataPortHandle { server, task: mut data } = data.build(shared, &registry, &access)?;
         let admin = AdminPort { listener: self.admin, tls: admin_tls, managed };
         let mut admin = admin.build(shared, &registry, &access, server.subscribers().clone())?;

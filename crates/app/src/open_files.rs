@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::config::ServeConfig;
 
 /// The connections of the data port if nothing else limits them.
-const CONNECTIONS_MAX: usize = 50_000;
+pub const CONNECTIONS_MAX: usize = 50_000;
 
 /// Memory of a connection before its caller is known: the headers of a request
 /// (`server::transport::limits::HEADER_LIST_BYTES_MAX`).

@@ -1,7 +1,10 @@
 //! The section "Callers": who they are, and what they may read. Names and defaults are those of
 //! kube-apiserver and its library where they have the same.
 
-use std::{path::PathBuf, time};
+use std::{
+    path::{Path, PathBuf},
+    time,
+};
 
 use super::{
     ConfigError, Duration,
@@ -137,6 +140,17 @@ fn ignored_extra(options: &CallerOptions) -> Result<Vec<String>, ConfigError> {
 fn checks_tokens_locally(options: &CallerOptions) -> Result<bool, ConfigError> {
     let has_audiences = options.api_audiences.as_ref().is_some_and(|audiences| !audiences.is_empty());
     Ok(options.service_account_jwks == Some(true) && has_audiences)
+}
+
+/// The source of the CAs whose certificates name callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientCas<'a> {
+    /// Certificates name no callers.
+    None,
+    /// A file.
+    File(&'a Path),
+    /// The cluster.
+    Cluster,
 }
 
 impl CallerConfig {

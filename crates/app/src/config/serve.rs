@@ -7,10 +7,10 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration, ListenAddress,
-    access::{Access, Need},
+    access::{Access, AuthorizationMode, Need},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
-    callers::{CallerConfig, CallerOptions},
+    callers::{CallerConfig, CallerOptions, ClientCas},
     logging::{LoggingConfig, LoggingOptions},
     managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
@@ -158,6 +158,19 @@ impl ServeConfig {
     /// Whether caches list and watch at another kubefan over gRPC.
     fn is_over_grpc(&self) -> bool {
         matches!(self.upstream.source, Some(SourceSettings::Grpc(_)))
+    }
+
+    /// Returns the source of the CAs whose certificates name callers.
+    pub fn client_cas(&self) -> ClientCas<'_> {
+        let CallerConfig { client_ca_file, skip_lookup, .. } = &self.callers;
+        if self.access.mode() == AuthorizationMode::AlwaysAllow || self.serving.tls.is_none() {
+            return ClientCas::None;
+        }
+        match client_ca_file {
+            Some(file) => ClientCas::File(file),
+            None if *skip_lookup => ClientCas::None,
+            None => ClientCas::Cluster,
+        }
     }
 
     /// Refuses contradictions: options in whose effect the operator would believe wrongly. An

@@ -23,7 +23,7 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
     managed_tls::{self, TlsSource},
-    rules::{any, any_duration, at_least, optional, size, size_in_memory, unusable, wait, wait_or_never},
+    rules::{any, any_duration, at_least, optional, size_in_memory, unusable, wait, wait_or_never},
     section::section,
 };
 
@@ -90,7 +90,7 @@ section! {
     tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
     /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
     /// snapshots [default: 80% of the limit of its cgroup, if there is one]
-    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
+    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<usize>, optional(size_in_memory(MEMORY_BYTES_MIN));
     /// On SIGTERM, streams have this long to end. They end one after the other in the first three
     /// quarters of it, or faster if they are few.
     // Well below the 30 s that a pod is given.
