@@ -16,7 +16,7 @@ use kubefan_fanout::Catalog;
 use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::admin_access::{AdminAccess, Details};
 
-use super::{clock::wall_clock, component::Shared, server_options};
+use super::{clock::wall_clock, component::Shared, seed::seed, server_options};
 use crate::config::{AuthorizationMode, CallerConfig, ClientCas, ListenAddress, ServeConfig};
 
 /// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
@@ -73,8 +73,7 @@ impl Callers {
 fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exists) -> AccessControl {
     let callers = &shared.config.callers;
     let upstream = shared.upstream;
-    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-    let key = rand::random();
+    let key = seed();
     let queue = QueueLimits {
         per_second: callers.reviews_per_second,
         burst: callers.reviews_per_second.saturating_mul(2),

@@ -7,6 +7,7 @@ use kubefan_server::{
     ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
 };
 
+use super::seed::seed;
 use crate::config::{ListenAddress, ServeConfig};
 
 /// The part of the drain timeout in which streams end. In the rest, clients read the remaining
@@ -15,10 +16,8 @@ const DRAIN_SPREAD: f64 = 0.75;
 
 /// Returns the options of the data port. It takes at most `connections_max` connections.
 pub fn from_config(config: &ServeConfig, connections_max: usize) -> ServerOptions {
-    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-    let ids_seed = rand::random();
     ServerOptions {
-        ids_seed,
+        ids_seed: seed(),
         connections_max,
         calls_pending_max: config.serving.calls_pending_max,
         subscribers_max: subscribers_max(config),
