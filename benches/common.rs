@@ -208,7 +208,7 @@ pub(crate) fn hub(kind: &PodKind, ring_events_max: usize) -> Arc<Hub> {
         ring_bytes_max: Some(1 << 30),
         ring_events_max,
         ring_age_max: Duration::from_secs(3600),
-        residue_bytes_max: None,
+        conflated_bytes_max: None,
     };
     let all = Arc::new(Metrics::new(Registry::new()).expect("the registry is empty"));
     let gate = GateLimits { snapshots_max: 1000, snapshot_queue_timeout: Duration::ZERO };

@@ -89,7 +89,7 @@ mod ring {
         ring_bytes_max: Some(1 << 30),
         ring_events_max: RECORDS,
         ring_age_max: Duration::from_secs(3600),
-        residue_bytes_max: None,
+        conflated_bytes_max: None,
     };
     const RECORDS: usize = 10_000;
 

@@ -454,7 +454,7 @@ fn decode_transfer(parts: impl IntoIterator<Item = Part>) -> Option<DecodedTrans
         ring_bytes_max: None,
         ring_events_max: 1000,
         ring_age_max: Duration::from_secs(1000),
-        residue_bytes_max: None,
+        conflated_bytes_max: None,
     };
     let mut decoder = Decoder::new(identity.clone(), limits, parser, CacheWriter::new(false), 1 << 20, now);
     for part in parts {

@@ -49,8 +49,12 @@ async fn bad_settings_give_a_one_line_error() {
     let nonsense = nonsense.to_str().unwrap();
     let missing = "/does/not/exist.pem";
     let traces = "--otlp-endpoint=http://c";
+    let socket = format!("unix:{}", dir.path().join("both.sock").display());
     let cases: [(&[&str], &[&str]); 14] = [
-        (&["--listen", "127.0.0.1:7444", "--admin-listen=127.0.0.1:7444"], &["are both 127.0.0.1:7444"]),
+        (
+            &[&format!("--listen={socket}"), &format!("--admin-listen={socket}")],
+            &["(--admin-listen)", "another port of this one"],
+        ),
         (&["--listen", "0.0.0.0:0"], &["--listen 0.0.0.0:0", "--access=insecure", "127.0.0.1"]),
         (&["--on-demand=false"], &["--resource", "--on-demand"]),
         (&["--resource", "../secrets"], &["--resource", "\"../secrets\""]),

@@ -30,7 +30,7 @@ pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
     let options = NodeOptions {
         ring_events_max: one_of(random, &[16, 32, 64, 256, 100_000]),
         ring_age_max: Duration::from_secs(one_of(random, &[20, 300, 86_400]) as u64),
-        residue_bytes_max: [None, Some(2000), Some(20_000)][random.random_range(0..3)],
+        conflated_bytes_max: [None, Some(2000), Some(20_000)][random.random_range(0..3)],
         watch_list: random.random_bool(0.5),
         page_size: one_of(random, &[7, 50, 500]) as u32,
         coalesce_max: Duration::from_millis(one_of(random, &[0, 0, 5]) as u64),

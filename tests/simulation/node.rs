@@ -13,7 +13,7 @@ use std::{
 
 use kubefan_access::AccessControl;
 use kubefan_admission::GateLimits;
-use kubefan_app::config::ServeConfig;
+use kubefan_app::{config::ServeConfig, open_files::CONNECTIONS_MAX, server_options};
 use kubefan_audit::AuditLog;
 use kubefan_cache::{RetainedLimits, RingLimits};
 use kubefan_informers::{
@@ -44,7 +44,7 @@ use super::{
 pub(crate) struct NodeOptions {
     pub(crate) ring_events_max: usize,
     pub(crate) ring_age_max: Duration,
-    pub(crate) residue_bytes_max: Option<usize>,
+    pub(crate) conflated_bytes_max: Option<usize>,
     pub(crate) watch_list: bool,
     pub(crate) page_size: u32,
     pub(crate) coalesce_max: Duration,
@@ -75,7 +75,7 @@ impl Default for NodeOptions {
         NodeOptions {
             ring_events_max: 100_000,
             ring_age_max: Duration::from_secs(24 * 3600),
-            residue_bytes_max: None,
+            conflated_bytes_max: None,
             watch_list: true,
             page_size: 500,
             coalesce_max: Duration::ZERO,
@@ -89,7 +89,8 @@ impl Default for NodeOptions {
             snapshot_queue_timeout: Duration::from_secs(10),
             lists_max: 8,
             broken_resource: false,
-            consistent_list_bytes_min: ServerOptions::from(&ServeConfig::default()).consistent_list_bytes_min,
+            consistent_list_bytes_min: server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
+                .consistent_list_bytes_min,
             seed: 0,
         }
     }
@@ -186,7 +187,7 @@ impl Node {
                 ring_bytes_max: options.ring_bytes_max,
                 ring_events_max: options.ring_events_max,
                 ring_age_max: options.ring_age_max,
-                residue_bytes_max: options.residue_bytes_max,
+                conflated_bytes_max: options.conflated_bytes_max,
             },
             coalesce_max: options.coalesce_max,
             gate: GateLimits {
@@ -215,7 +216,7 @@ impl Node {
         let server_options = ServerOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             feature_gates: FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false },
-            ..ServerOptions::from(&ServeConfig::default())
+            ..server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
         };
         let handles = ServerHandles {
             access: Arc::new(AccessControl::always_allow()),

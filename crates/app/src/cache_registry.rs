@@ -80,7 +80,7 @@ impl Caches {
                 ring_bytes_max: config.cache.ring_bytes_max.map(limit),
                 ring_events_max: config.cache.ring_events_max,
                 ring_age_max: config.cache.ring_age_max,
-                residue_bytes_max: config.cache.residue_bytes_max.map(limit),
+                conflated_bytes_max: config.cache.conflated_bytes_max.map(limit),
             },
             coalesce_max: config.serving.coalesce_max,
             gate: GateLimits {

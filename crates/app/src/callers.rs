@@ -16,8 +16,8 @@ use kubefan_fanout::Catalog;
 use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::admin_access::{AdminAccess, Details};
 
-use super::{clock::wall_clock, component::Shared, server_options};
-use crate::config::{AuthorizationMode, CallerConfig, ListenAddress, ServeConfig};
+use super::{clock::wall_clock, component::Shared, seed::seed, server_options};
+use crate::config::{AuthorizationMode, CallerConfig, ClientCas, ListenAddress, ServeConfig};
 
 /// Reviews of one kind that are being answered at a time. A connection to the apiserver takes about
 /// as many.
@@ -28,15 +28,11 @@ const REVIEW_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Returns the CAs whose certificates name callers: the CAs of the file, or else the CAs that will
 /// be read from the cluster. `None` if certificates name no callers. `clock` is the wall clock.
 pub(super) fn client_cas(config: &ServeConfig, clock: Clock) -> Result<Option<Arc<TrustedCas>>, ClientCaError> {
-    let CallerConfig { mode, client_ca_file, skip_lookup, ignored_extra, .. } = &config.callers;
-    if *mode == AuthorizationMode::AlwaysAllow || config.serving.tls.is_none() {
-        return Ok(None);
-    }
-    let ignored_extra = ignored_extra.clone();
-    match client_ca_file {
-        Some(file) => TrustedCas::of_file(file.clone(), clock, ignored_extra).map(Some),
-        None if *skip_lookup => Ok(None),
-        None => Ok(Some(TrustedCas::unread(clock, ignored_extra))),
+    let ignored_extra = config.callers.ignored_extra.clone();
+    match config.client_cas() {
+        ClientCas::None => Ok(None),
+        ClientCas::File(file) => TrustedCas::of_file(file.to_owned(), clock, ignored_extra).map(Some),
+        ClientCas::Cluster => Ok(Some(TrustedCas::unread(clock, ignored_extra))),
     }
 }
 
@@ -77,8 +73,7 @@ impl Callers {
 fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exists) -> AccessControl {
     let callers = &shared.config.callers;
     let upstream = shared.upstream;
-    #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-    let key = rand::random();
+    let key = seed();
     let queue = QueueLimits {
         per_second: callers.reviews_per_second,
         burst: callers.reviews_per_second.saturating_mul(2),
@@ -105,7 +100,7 @@ fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exis
     let CallerConfig { reauthorize_interval, stream_age_max: age_max, .. } = *callers;
     let streams = StreamOptions { reauthorize_interval, age_max };
     let options = AccessOptions { authentication, authorization, streams };
-    match callers.mode {
+    match shared.config.access.mode() {
         AuthorizationMode::AlwaysAllow => AccessControl::always_allow(),
         AuthorizationMode::Webhook => {
             let service_accounts = || ServiceAccounts::new(upstream.clone(), exists, shared.metrics.access());
@@ -119,9 +114,9 @@ fn control(shared: Shared<'_>, client_cas: Option<Arc<TrustedCas>>, exists: Exis
 /// Returns the clients that see the details of the admin port: every client, if every caller may
 /// read everything or if only kubefan's own user reaches the port.
 pub(super) fn admin_details(config: &ServeConfig) -> Details {
-    let ServeConfig { callers, serving, .. } = config;
+    let ServeConfig { access, callers, serving, .. } = config;
     let is_owners = matches!(serving.admin_listen, ListenAddress::Unix(_)) && serving.listen_mode.is_owners();
-    match callers.mode {
+    match access.mode() {
         AuthorizationMode::Webhook if callers.admin_authorization => Details::Authorized,
         AuthorizationMode::Webhook if !is_owners => Details::Closed,
         AuthorizationMode::Webhook | AuthorizationMode::AlwaysAllow => Details::Open,

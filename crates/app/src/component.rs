@@ -3,7 +3,8 @@
 //! A component is a struct of the parts that only it needs. Its `build` takes [`Shared`] and the
 //! handles of the components that it uses, starts its tasks and returns a handle. So the order of
 //! the components in [`App::serve`](super::App::serve) follows from their dependencies, and the
-//! compiler checks it. [`ending`](super::ending) stops them.
+//! compiler checks it. [`ending`](super::ending) stops them. A component that has no tasks, or
+//! whose start may fail, is built before, from the configuration and the metrics.
 
 use std::{future::Future, sync::Arc};
 

@@ -4,6 +4,9 @@
 //! | component | handle |
 //! |---|---|
 //! | `ServingCertificate` | the certificate, kept valid |
+//! | `Ports` | the listeners |
+//! | `Forwarding` | the forwarder of requests |
+//! | `Audit`, `ExportedTraces` | the audit log and the traces, and their writers |
 //! | `Caches` | the registry of all caches, and the task of the informers |
 //! | `Callers` | the decisions about reads, and the modes in force |
 //! | `DataPort` | the server, and its task |
@@ -19,19 +22,24 @@ mod component;
 pub mod config;
 mod ending;
 mod failure;
+mod forwarding;
+mod limits;
 mod live_settings;
 mod memory;
 pub mod mode_names;
 pub mod open_files;
 mod peer_records;
 pub mod peers;
+mod ports;
 mod rebalancing;
 pub mod reload;
 mod sampling;
-mod server_options;
+mod seed;
+pub mod server_options;
 mod serving_admin;
 mod serving_certificate;
 mod serving_data;
+mod tracing_export;
 
 #[cfg(test)]
 #[path = "../../../fuzz/checks.rs"]
@@ -42,15 +50,11 @@ use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Du
 use futures::{FutureExt, Stream, StreamExt, future::OptionFuture};
 use kubefan_access::TrustedCas;
 use kubefan_audit::AuditWriter;
-use kubefan_informers::memory_pressure;
 use kubefan_server::{
-    kube::forward::{ForwardOptions, Forwarder},
+    kube::forward::Forwarder,
     transport::listen::{Bound, Listener},
 };
-use kubefan_telemetry::{
-    metrics::Metrics,
-    traces::{Exporter, TraceError, Traces},
-};
+use kubefan_telemetry::{metrics::Metrics, traces::Exporter};
 use kubefan_upstream::{
     Source, Upstream,
     client::{ConnectionLimits, UpstreamObserver, UpstreamOptions, Verb},
@@ -69,19 +73,19 @@ use self::{
     clock::wall_clock,
     component::Shared,
     ending::{ShutdownSteps, Stops, until_drained},
+    forwarding::Forwarding,
+    limits::Limits,
     live_settings::LiveSettings,
-    memory::Memory,
     peers::PeerPort,
+    ports::Ports,
     rebalancing::Rebalancing,
     reload::WatchedFile,
     serving_admin::AdminPort,
     serving_certificate::{Acceptors, ServingCertificate},
     serving_data::{DataPort, DataPortHandle},
+    tracing_export::ExportedTraces,
 };
 use crate::config::{AuthorizationMode, PassthroughConfig, ServeConfig, SourceSettings};
-
-/// kubefan's version.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time for the cancelled tasks to end: short, because they end at once.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,15 +97,12 @@ pub struct App {
     source: Source,
     forwarder: Option<Arc<Forwarder>>,
     metrics: Arc<Metrics>,
-    data: Listener,
-    admin: Listener,
-    peer: Option<Listener>,
+    ports: Ports,
     tls: Option<Acceptors>,
     certificate: Option<ServingCertificate>,
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
-    traces: Traces,
-    exporter: Option<Exporter>,
+    traces: ExportedTraces,
     /// `None` if the configuration never changes.
     watched: Option<(WatchedFile, Arc<Notify>)>,
 }
@@ -111,16 +112,12 @@ pub struct App {
 /// the certificate and the CAs of clients again, and opens the audit log again. `watched` is the
 /// file that `config` is from; its changes are applied. Raises the process's limit of open files.
 pub async fn run(
-    mut config: ServeConfig,
+    config: ServeConfig,
     watched: Option<WatchedFile>,
     shutdown: impl Future<Output = ()> + Send,
     reloads: impl Stream<Item = ()> + Send,
 ) -> Result<(), AppError> {
     let open_files = open_files::raise();
-    let given = config.serving.connections_max;
-    let memory_max = memory_pressure::resident_max(memory::given(&config));
-    let connections_max = open_files::connections_max(given, open_files, memory_max, &config.passthrough);
-    config.serving.connections_max = Some(connections_max);
     let mut shutdown = pin!(shutdown);
     // A credential plugin or the apiserver may keep a start waiting.
     let mut app = tokio::select! {
@@ -128,7 +125,11 @@ pub async fn run(
         () = &mut shutdown => return Ok(()),
     };
     // Logged only now: a start that fails prints one line.
-    open_files::log(open_files, connections_max, given);
+    let limits = Limits::new(&app.config, open_files);
+    open_files::log(open_files, limits.connections_max, app.config.serving.connections_max);
+    for option in &app.config.without_effect {
+        warn!("{option}");
+    }
     let (data, admin) = app.bound()?;
     eprintln!("kubefan: serving gRPC and the Kubernetes API on {data}");
     eprintln!("kubefan: serving admin on {admin}");
@@ -160,9 +161,18 @@ pub async fn run(
     });
     let reloading = reloading.then(|()| std::future::pending::<Infallible>());
     tokio::select! {
-        served = app.serve(shutdown) => served,
+        served = app.serve_within(limits, shutdown) => served,
         never = reloading => match never {},
     }
+}
+
+/// Returns the observer that counts requests to upstream.
+fn observer(metrics: &Arc<Metrics>) -> UpstreamObserver {
+    let metrics = metrics.clone();
+    Arc::new(move |verb, code| match code {
+        Some(code) => metrics.upstream_request(verb.as_str(), code.as_str()),
+        None => metrics.upstream_request(verb.as_str(), "error"),
+    })
 }
 
 impl App {
@@ -175,7 +185,7 @@ impl App {
         let connection = if is_kubefan { ConnectionLimits::KUBEFAN } else { ConnectionLimits::APISERVER };
         let request_timeout = config.upstream.request_timeout;
         let options = UpstreamOptions { request_timeout, connection, ..UpstreamOptions::default() };
-        if config.callers.mode == AuthorizationMode::Webhook {
+        if config.access.mode() == AuthorizationMode::Webhook {
             check_reviewer(&config.upstream.settings).await?;
         }
         let upstream = Upstream::from_settings(config.upstream.settings.clone(), options.clone()).await?;
@@ -189,12 +199,13 @@ impl App {
                 Source::grpc(KubefanClient::from_settings(settings).await?, upstream.clone())
             }
         };
-        let passthrough = match config.passthrough {
-            PassthroughConfig { credentials: Some(credentials), requests_max, allows_insecure_upstream, .. } => {
+        let PassthroughConfig { requests_max, allows_insecure_upstream, .. } = config.passthrough;
+        let passthrough = match config.access.credentials() {
+            Some(credentials) => {
                 let options = PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connection };
                 Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
             }
-            PassthroughConfig { credentials: None, .. } => None,
+            None => None,
         };
         Self::bind_with(upstream, source, passthrough, config).await
     }
@@ -221,63 +232,29 @@ impl App {
         let certificate = ServingCertificate::new(&config, &metrics)?;
         let accept = |certificate: &ServingCertificate| certificate.acceptors(&config, asks_for_certificates);
         let tls = certificate.as_ref().map(accept).transpose()?;
-        let forwarding = ForwardOptions {
-            upgrades: config.passthrough.upgrades,
-            hosts: config.serving.allowed_hosts.clone(),
-            per_identity_max: config.passthrough.requests_max_per_identity,
-        };
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let number = rand::random();
-        let forwarder =
-            passthrough.map(|passthrough| Arc::new(Forwarder::new(passthrough, forwarding, number, metrics.clone())));
+        let forwarder = passthrough.map(|passthrough| Forwarding { passthrough }.build(&config, &metrics));
         peers::files(&config).map(|files| files.check()).transpose()?;
-        let counted = metrics.clone();
-        let observer: UpstreamObserver = Arc::new(move |verb, code| match code {
-            Some(code) => counted.upstream_request(verb.as_str(), code.as_str()),
-            None => counted.upstream_request(verb.as_str(), "error"),
-        });
+        let observer = observer(&metrics);
         let upstream = upstream.with_observer(observer.clone());
         let source = source.with_observer(observer);
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
-        let mode = config.serving.listen_mode;
-        let data = Listener::bind(&config.serving.listen, "--listen", mode).await?;
-        let admin = Listener::bind(&config.serving.admin_listen, "--admin-listen", mode).await?;
-        let peer = match &config.peer.listen {
-            Some(address) => Some(Listener::bind(address, "--peer-listen", mode).await?),
-            None => None,
-        };
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let seed = rand::random();
-        let path = config.audit.path.clone().unwrap_or_default();
-        let audit = auditing::start(&config.audit, wall_clock, seed, &metrics);
-        let audit = audit.map_err(|error| AppError::Audit { path, error })?;
-        let traces = config.traces.settings.as_ref();
-        let is_foreign = traces.is_some_and(|settings| settings.is_foreign);
-        let traces = traces.map(|settings| Traces::start(settings, VERSION, metrics.traces().clone()));
-        let (traces, exporter) = match traces.transpose() {
-            Err(error @ TraceError::Endpoint { .. }) if is_foreign => {
-                warn!(%error, "no traces: this address of OTEL_EXPORTER_OTLP_ENDPOINT cannot be used");
-                (None, None)
-            }
-            traces => traces?.unzip(),
-        };
+        let ports = Ports::build(&config).await?;
+        let audit = Audit::build(&config, &metrics)?;
+        let traces = ExportedTraces::build(&config, &metrics)?;
         Ok(Self {
             config,
             upstream,
             source,
             forwarder,
             metrics,
-            data,
-            admin,
-            peer,
+            ports,
             tls,
             certificate,
             client_cas,
             audit,
-            traces: traces.unwrap_or_default(),
-            exporter,
+            traces,
             watched: None,
         })
     }
@@ -290,27 +267,34 @@ impl App {
     /// Returns the addresses of the data port and the admin port.
     pub fn bound(&self) -> Result<(Bound, Bound), AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
-        Ok((self.data.bound().map_err(failed)?, self.admin.bound().map_err(failed)?))
+        Ok((self.ports.data.bound().map_err(failed)?, self.ports.admin.bound().map_err(failed)?))
     }
 
     /// Returns the address of the port for peers. `None` if there is none.
     pub fn bound_for_peers(&self) -> Result<Option<Bound>, AppError> {
         let failed = |error: io::Error| AppError::Server { what: "listening", message: error.to_string() };
-        self.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
+        self.ports.peer.as_ref().map(Listener::bound).transpose().map_err(failed)
     }
 
     /// Serves until `shutdown` completes or a port fails. Then every stream ends with a status that
     /// makes clients reconnect, within the drain timeout.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
+        let limits = Limits::new(&self.config, None);
+        self.serve_within(limits, shutdown).await
+    }
+
+    async fn serve_within(self, limits: Limits, shutdown: impl Future<Output = ()> + Send) -> Result<(), AppError> {
         let own_port = self.bound_for_peers()?.and_then(|bound| bound.port());
         let Self { config, upstream, source, metrics, tls, certificate, audit: Audit { log, writer, .. }, .. } = self;
         // Dropping it stops all tasks, on every return.
         let stops = Stops::default();
         let shared = Shared { config: &config, upstream: &upstream, metrics: &metrics, stops: &stops };
-        let log = log.with_traces(self.traces);
+        let ExportedTraces { traces, exporter } = self.traces;
+        let log = log.with_traces(traces);
+        let ports = self.ports;
         // The writer ends with the last copy of the log.
-        let peer_log = self.peer.is_some().then(|| log.clone());
-        let memory = Memory::new(&config);
+        let peer_log = ports.peer.is_some().then(|| log.clone());
+        let Limits { connections_max, memory } = limits;
         // The certificate first, because a warm start needs it.
         if let Some(certificate) = &certificate {
             certificate.keep(shared);
@@ -324,11 +308,12 @@ impl App {
         let callers = Callers { client_cas: self.client_cas, modes_change: self.watched.is_some() };
         let CallersHandle { access, switches } = callers.build(shared, &registry);
         let (data_tls, admin_tls) = tls.map(|tls| (tls.data, tls.admin)).unzip();
-        let data = DataPort { listener: self.data, tls: data_tls, audit: log, forwarder: self.forwarder };
+        let forwarder = self.forwarder;
+        let data = DataPort { listener: ports.data, tls: data_tls, audit: log, forwarder, connections_max };
         let DataPortHandle { server, task: mut data } = data.build(shared, &registry, &access)?;
-        let admin = AdminPort { listener: self.admin, tls: admin_tls, managed };
+        let admin = AdminPort { listener: ports.admin, tls: admin_tls, managed };
         let mut admin = admin.build(shared, &registry, &access, server.subscribers().clone())?;
-        if let (Some(listener), Some(log), Some(tls)) = (self.peer, peer_log, peer_tls) {
+        if let (Some(listener), Some(log), Some(tls)) = (ports.peer, peer_log, peer_tls) {
             let connections = server.connections().clone();
             let load = Rebalancing { tls: tls.clone(), own_port, connections, access }.build(shared, &registry);
             PeerPort { listener, tls, log, load }.build(shared, &registry);
@@ -344,7 +329,7 @@ impl App {
         stops.stop.cancel();
         let steps = ShutdownSteps::default()
             .then("the audit log", OptionFuture::from(writer.map(AuditWriter::finish)).map(drop))
-            .then("the export of traces", OptionFuture::from(self.exporter.map(Exporter::finish)).map(drop))
+            .then("the export of traces", OptionFuture::from(exporter.map(Exporter::finish)).map(drop))
             .then_within(TASK_END_TIMEOUT, "the informers", informers.map(drop))
             .then_within(TASK_END_TIMEOUT, "the admin port", async move {
                 if !admin.is_finished() {

@@ -8,7 +8,7 @@ use kubefan_informers::Registry;
 use kubefan_server::reader::Reader;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{clock::unix_time, component::Shared, mode_names, reload::WatchedFile, server_options};
 use crate::config::ServeConfig;
@@ -48,6 +48,9 @@ fn apply(
     // Dropping it ends the rest of the previous change.
     let mut _ending = None;
     move |before, after| {
+        for option in after.without_effect.iter().filter(|option| !before.without_effect.contains(option)) {
+            warn!("{option}");
+        }
         reader.set_places(server_options::subscribers_max(after), server_options::reads_max(after));
         if before.serving.staleness_max != after.serving.staleness_max {
             registry.limit_staleness(after.serving.staleness_max);

@@ -19,7 +19,7 @@ pub(super) struct Memory {
 impl Memory {
     /// Takes the budget from the configuration, or else from the control group.
     pub(super) fn new(config: &ServeConfig) -> Self {
-        Self { budget: MemoryBudget::new(given(config)) }
+        Self { budget: MemoryBudget::new(config.serving.memory_bytes_max) }
     }
 
     /// Returns the budget, in bytes.
@@ -33,9 +33,4 @@ impl Memory {
         let end_unread = move || readers.end_some();
         shared.spawn(keep_within(registry.clone(), shared.metrics.clone(), budget, end_unread));
     }
-}
-
-/// Returns the budget that the configuration gives, in bytes.
-pub(super) fn given(config: &ServeConfig) -> Option<usize> {
-    config.serving.memory_bytes_max.map(|given| usize::try_from(given).unwrap_or(usize::MAX))
 }

@@ -13,10 +13,10 @@ use kubefan_upstream::passthrough::connections_max as passthrough_connections_ma
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-use crate::config::PassthroughConfig;
+use crate::config::ServeConfig;
 
 /// The connections of the data port if nothing else limits them.
-const CONNECTIONS_MAX: usize = 50_000;
+pub const CONNECTIONS_MAX: usize = 50_000;
 
 /// Memory of a connection before its caller is known: the headers of a request
 /// (`server::transport::limits::HEADER_LIST_BYTES_MAX`).
@@ -55,48 +55,48 @@ pub(super) fn log(open_files: Option<usize>, connections_max: usize, given: Opti
     }
 }
 
-/// Returns the maximum number of connections of the data port: `given`, otherwise as many as memory
-/// (in bytes) allows. It is at most the limit of open files less kubefan's own files, or half of
-/// that limit, whichever is more.
-pub fn connections_max(
-    given: Option<usize>,
-    open_files: Option<usize>,
-    memory_max: Option<usize>,
-    passthrough: &PassthroughConfig,
-) -> usize {
-    let wanted = given.unwrap_or_else(|| {
+/// Returns the maximum number of connections of the data port: the configured one, otherwise as
+/// many as memory (in bytes) allows. It is at most the limit of open files less kubefan's own
+/// files, or half of that limit, whichever is more.
+pub fn connections_max(config: &ServeConfig, open_files: Option<usize>, memory_max: Option<usize>) -> usize {
+    let wanted = config.serving.connections_max.unwrap_or_else(|| {
         let in_memory = memory_max.map_or(CONNECTIONS_MAX, |bytes| bytes / CONNECTION_BYTES);
         CONNECTIONS_MAX.min(in_memory.max(1))
     });
     let Some(open_files) = open_files else { return wanted };
-    let own = OTHER_FILES_MAX + ADMIN_CONNECTIONS_MAX + FILES_RESERVED + forwarding_files(passthrough);
+    let own = OTHER_FILES_MAX + ADMIN_CONNECTIONS_MAX + FILES_RESERVED + forwarding_files(config);
     let fitting = open_files.saturating_sub(own).max(open_files / 2).max(1);
     wanted.min(fitting)
 }
 
 /// Returns the maximum number of connections that forwarded requests open.
-fn forwarding_files(passthrough: &PassthroughConfig) -> usize {
-    if passthrough.credentials.is_none() {
+fn forwarding_files(config: &ServeConfig) -> usize {
+    if config.access.credentials().is_none() {
         return 0;
     }
-    let requests_max = passthrough.requests_max;
-    let sessions_max = if passthrough.upgrades { long_requests_max(requests_max) } else { 0 };
+    let requests_max = config.passthrough.requests_max;
+    let sessions_max = if config.passthrough.upgrades { long_requests_max(requests_max) } else { 0 };
     passthrough_connections_max(requests_max, sessions_max)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServeConfig;
+    use crate::config::Access;
+
+    fn with(given: Option<usize>) -> ServeConfig {
+        let mut config = ServeConfig::default();
+        config.serving.connections_max = given;
+        config
+    }
 
     fn fitting(given: Option<usize>, open_files: Option<usize>) -> usize {
-        connections_max(given, open_files, None, &ServeConfig::default().passthrough)
+        connections_max(&with(given), open_files, None)
     }
 
     #[test]
     fn the_headers_of_all_connections_fit_into_memory_unless_their_number_is_given() {
-        let of =
-            |given, memory_max| connections_max(given, None, Some(memory_max), &ServeConfig::default().passthrough);
+        let of = |given, memory_max| connections_max(&with(given), None, Some(memory_max));
         assert_eq!(of(None, 64 << 20), 1024);
         assert_eq!(of(None, 64 << 30), CONNECTIONS_MAX);
         assert_eq!(of(Some(5000), 64 << 20), 5000);
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn sessions_that_are_passed_on_have_a_descriptor_each() {
-        let mut passthrough = ServeConfig::default().passthrough;
-        let without = connections_max(None, Some(4096), None, &passthrough);
-        passthrough.upgrades = true;
-        assert_eq!(connections_max(None, Some(4096), None, &passthrough), without - 800);
-        passthrough.credentials = None;
-        assert!(connections_max(None, Some(4096), None, &passthrough) > without);
+        let mut config = ServeConfig::default();
+        let without = connections_max(&config, Some(4096), None);
+        config.passthrough.upgrades = true;
+        assert_eq!(connections_max(&config, Some(4096), None), without - 800);
+        config.access = Access::LocalCacheOnly;
+        assert!(connections_max(&config, Some(4096), None) > without);
     }
 }

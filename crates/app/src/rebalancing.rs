@@ -8,7 +8,7 @@ use kubefan_peer::{DnsDial, Load, LoadSource, Loads, tls::PeerTls};
 use kubefan_server::{rebalance::Rebalancer, transport::open_connections::OpenConnections};
 use rand::{SeedableRng, rngs::SmallRng};
 
-use super::component::Shared;
+use super::{component::Shared, seed::seed};
 
 /// The rebalancing with the peers, before it starts.
 pub(super) struct Rebalancing {
@@ -31,8 +31,7 @@ impl Rebalancing {
         if let Some(peers) = shared.config.peer.peers.clone() {
             let loads = Loads::new(Arc::new(DnsDial::new(peers.into(), tls, own_port)), own().instance);
             let reviewer = access.reviews().then(|| shared.upstream.clone());
-            #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-            let random = SmallRng::seed_from_u64(rand::random());
+            let random = SmallRng::seed_from_u64(seed());
             let own = own.clone();
             let percent = shared.config.peer.rebalance_percent;
             let rebalancer = Rebalancer { connections, own, loads, percent, reviewer };
@@ -43,8 +42,7 @@ impl Rebalancing {
     }
 
     fn load(&self, shared: Shared<'_>, registry: Arc<Registry>) -> LoadSource {
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let instance = rand::random();
+        let instance = seed();
         let connections = self.connections.clone();
         let access = self.access.clone();
         let drain = shared.stops.drain.clone();

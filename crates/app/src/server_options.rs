@@ -7,48 +7,40 @@ use kubefan_server::{
     ServerOptions, kube::guard::Guard, selector_limits::SelectorLimits, transport::open_connections::EndingOptions,
 };
 
-use super::open_files;
+use super::seed::seed;
 use crate::config::{ListenAddress, ServeConfig};
 
 /// The part of the drain timeout in which streams end. In the rest, clients read the remaining
 /// data.
 const DRAIN_SPREAD: f64 = 0.75;
 
-impl From<&ServeConfig> for ServerOptions {
-    fn from(config: &ServeConfig) -> Self {
-        #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
-        let ids_seed = rand::random();
-        Self {
-            ids_seed,
-            connections_max: open_files::connections_max(
-                config.serving.connections_max,
-                None,
-                None,
-                &config.passthrough,
-            ),
-            calls_pending_max: config.serving.calls_pending_max,
-            subscribers_max: subscribers_max(config),
-            reads_max: reads_max(config),
-            pending_bytes_max: config.serving.pending_bytes_max,
-            selectors: SelectorLimits {
-                terms_max: config.serving.selector_terms_max,
-                values_max: config.serving.selector_values_max,
-            },
-            ending: EndingOptions {
-                drain_spread_max: config.serving.drain_timeout.mul_f64(DRAIN_SPREAD),
-                connection_age_max: config.serving.connection_age_max,
-            },
-            max_concurrent_streams: config.serving.max_concurrent_streams,
-            message_bytes_max: config.serving.message_bytes_max,
-            keepalive_interval: config.serving.keepalive_interval,
-            keepalive_timeout: config.serving.keepalive_timeout,
-            snapshot_stall_timeout: config.serving.snapshot_stall_timeout,
-            consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
-            feature_gates: config.serving.feature_gates,
-            trusted_proxies: config.serving.trusted_proxies.clone(),
-            narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
-            guard: config.serving.tls.is_none().then(|| guard(config, &config.serving.listen)),
-        }
+/// Returns the options of the data port. It takes at most `connections_max` connections.
+pub fn from_config(config: &ServeConfig, connections_max: usize) -> ServerOptions {
+    ServerOptions {
+        ids_seed: seed(),
+        connections_max,
+        calls_pending_max: config.serving.calls_pending_max,
+        subscribers_max: subscribers_max(config),
+        reads_max: reads_max(config),
+        pending_bytes_max: config.serving.pending_bytes_max,
+        selectors: SelectorLimits {
+            terms_max: config.serving.selector_terms_max,
+            values_max: config.serving.selector_values_max,
+        },
+        ending: EndingOptions {
+            drain_spread_max: config.serving.drain_timeout.mul_f64(DRAIN_SPREAD),
+            connection_age_max: config.serving.connection_age_max,
+        },
+        max_concurrent_streams: config.serving.max_concurrent_streams,
+        message_bytes_max: config.serving.message_bytes_max,
+        keepalive_interval: config.serving.keepalive_interval,
+        keepalive_timeout: config.serving.keepalive_timeout,
+        snapshot_stall_timeout: config.serving.snapshot_stall_timeout,
+        consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
+        feature_gates: config.serving.feature_gates,
+        trusted_proxies: config.serving.trusted_proxies.clone(),
+        narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
+        guard: config.serving.tls.is_none().then(|| guard(config, &config.serving.listen)),
     }
 }
 

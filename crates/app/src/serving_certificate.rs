@@ -13,7 +13,7 @@ use rustls::server::ResolvesServerCert;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
-use super::{clock::wall_clock, component::Shared, failure::AppError};
+use super::{clock::wall_clock, component::Shared, failure::AppError, seed::seed};
 use crate::config::{ServeConfig, TlsSource};
 
 /// The source of the certificate.
@@ -94,11 +94,7 @@ impl ServingCertificate {
                 shared.spawn(async move { certificate.follow().await });
             }
             Self::Managed(managed, options) => {
-                #[expect(
-                    clippy::disallowed_methods,
-                    reason = "randomness enters here; code below takes it as a parameter"
-                )]
-                let random = SmallRng::seed_from_u64(rand::random());
+                let random = SmallRng::seed_from_u64(seed());
                 let upstream = shared.upstream.clone();
                 let managed = managed.clone();
                 let options = options.clone();

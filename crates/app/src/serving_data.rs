@@ -7,7 +7,7 @@ use kubefan_audit::AuditLog;
 use kubefan_common::proto::DESCRIPTORS;
 use kubefan_informers::{CacheCatalog, Registry};
 use kubefan_server::{
-    Server, ServerHandles, ServerOptions,
+    Server, ServerHandles,
     grpc::health,
     kube::{cross_origin::AllowedOrigins, forward::Forwarder, kube_upstream::KubeUpstream},
     transport::listen::Listener,
@@ -19,6 +19,7 @@ use super::{
     component::Shared,
     ending::ServerTask,
     failure::{AppError, chain},
+    server_options,
 };
 
 /// A server of the data port.
@@ -33,6 +34,8 @@ pub(super) struct DataPort {
     pub(super) audit: AuditLog,
     /// `None` without passthrough.
     pub(super) forwarder: Option<Arc<Forwarder>>,
+    /// Maximum number of connections at a time.
+    pub(super) connections_max: usize,
 }
 
 /// The data port that serves.
@@ -52,7 +55,7 @@ impl DataPort {
         registry: &Arc<Registry>,
         access: &Arc<AccessControl>,
     ) -> Result<DataPortHandle, AppError> {
-        let Self { listener, tls, audit, forwarder } = self;
+        let Self { listener, tls, audit, forwarder, connections_max } = self;
         let failed = |error: &dyn Error| AppError::Server { what: "the data port", message: chain(error) };
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let reflection = || {
@@ -74,7 +77,7 @@ impl DataPort {
         // The health of a resource by its name would show that it is cached.
         let names_resources = !access.reviews();
         let catalog = Arc::new(CacheCatalog(registry.clone()));
-        let options = ServerOptions::from(shared.config);
+        let options = server_options::from_config(shared.config, connections_max);
         let drain = shared.stops.drain.clone();
         let handles = ServerHandles {
             access: access.clone(),

@@ -143,7 +143,7 @@ impl History {
                 conflated.push(record, parser, |number, event| steps.conflated(number, event));
             }
         }
-        self.conflated.evict((self.limits.residue_bytes_max(store_bytes) as f64 * self.share) as usize);
+        self.conflated.evict((self.limits.conflated_bytes_max(store_bytes) as f64 * self.share) as usize);
         let steps_left = self.ring.len() + self.conflated.len();
         self.steps.sweep(self.ring.floor(), self.conflated.first(), steps_left);
         evicted

@@ -88,7 +88,7 @@ pub struct RingLimits {
     pub ring_age_max: Duration,
     /// Bytes of the conflated history of older changes. `None`: a twentieth of the JSON of the
     /// current objects, at least [`RingLimits::CONFLATED_BYTES_MIN`].
-    pub residue_bytes_max: Option<usize>,
+    pub conflated_bytes_max: Option<usize>,
 }
 
 impl RingLimits {
@@ -105,8 +105,8 @@ impl RingLimits {
         self.ring_bytes_max.unwrap_or_else(|| Self::BYTES_LEAST.max(store_bytes / 10))
     }
 
-    pub(super) fn residue_bytes_max(&self, store_bytes: usize) -> usize {
-        self.residue_bytes_max.unwrap_or_else(|| Self::CONFLATED_BYTES_MIN.max(store_bytes / 20))
+    pub(super) fn conflated_bytes_max(&self, store_bytes: usize) -> usize {
+        self.conflated_bytes_max.unwrap_or_else(|| Self::CONFLATED_BYTES_MIN.max(store_bytes / 20))
     }
 }
 

@@ -43,7 +43,7 @@ const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),
     ring_events_max: 4,
     ring_age_max: Duration::from_secs(3600),
-    residue_bytes_max: Some(CONFLATED_BYTES),
+    conflated_bytes_max: Some(CONFLATED_BYTES),
 };
 
 /// Room for the selectable attributes of two objects.
@@ -260,7 +260,7 @@ async fn a_resumed_watch_gets_the_same_events_as_an_unbroken_one() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_conflated_history_a_version_below_the_ring_is_expired() {
-    let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(0), ..LIMITS });
+    let mut cache = Cache::within(RingLimits { conflated_bytes_max: Some(0), ..LIMITS });
     cache.list(&[], 10);
     let mut slow = cache.subscribe("", Start::Snapshot).unwrap();
     for at in 11..=16 {

@@ -69,7 +69,7 @@ fn limits(records: usize) -> RingLimits {
         ring_bytes_max: None,
         ring_events_max: records,
         ring_age_max: Duration::from_secs(3600),
-        residue_bytes_max: Some(6 << 10),
+        conflated_bytes_max: Some(6 << 10),
     }
 }
 

@@ -6,7 +6,7 @@ use std::{borrow::Cow, fmt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use kubefan_app::config::{ServeConfig, TlsSource};
+use kubefan_app::config::{ClientCas, ServeConfig, TlsSource};
 use kubefan_managed_tls::{ObjectName, Stored};
 use kubefan_upstream::{ReviewKind, Upstream, UpstreamError, passthrough::Credentials};
 
@@ -123,7 +123,7 @@ fn needs(config: &ServeConfig) -> Vec<NeededRight> {
         ] {
             needs.push(NeededRight { role: "the ClusterRole system:auth-delegator has it", ..need(right, purpose) });
         }
-        if config.serving.tls.is_some() && config.callers.client_ca_file.is_none() && !config.callers.skip_lookup {
+        if config.client_cas() == ClientCas::Cluster {
             let name = "extension-apiserver-authentication".into();
             let namespace = "kube-system".into();
             let right = Right { verb: "get", resource: "configmaps", name, namespace, ..Right::default() };
@@ -156,7 +156,7 @@ fn needs(config: &ServeConfig) -> Vec<NeededRight> {
             }
         }
     }
-    if config.passthrough.credentials == Some(Credentials::Impersonate) {
+    if config.access.credentials() == Some(Credentials::Impersonate) {
         for (group, resource) in [
             ("", "users"),
             ("", "groups"),

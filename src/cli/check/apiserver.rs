@@ -130,7 +130,7 @@ async fn protection(config: &ServeConfig, kubeconfig: &Config) -> Vec<Finding> {
         let checked = check_reviewer(&config.upstream.settings).await;
         found.extend(checked.err().map(|error| Finding::error("reviews of callers", error.to_string(), "")));
     }
-    if let Some(credentials) = config.passthrough.credentials {
+    if let Some(credentials) = config.access.credentials() {
         let options = PassthroughOptions {
             credentials,
             requests_max: config.passthrough.requests_max,

@@ -31,6 +31,9 @@ pub(super) fn check(
     for message in serve::unknown_variables(variables) {
         report.add(Finding::warning("environment", message, "correct its name or remove it"));
     }
+    for option in &config.without_effect {
+        report.add(Finding::warning("flags, environment and file", option, "leave it out"));
+    }
     if !reviews_callers(&config) && !config.serving.listen.is_local() {
         report.add(Finding::warning(
             "callers",
@@ -82,7 +85,7 @@ fn described(config: &ServeConfig) -> String {
 
 /// Whether callers only read objects that the apiserver lets them read.
 pub(super) fn reviews_callers(config: &ServeConfig) -> bool {
-    config.callers.mode == AuthorizationMode::Webhook
+    config.access.mode() == AuthorizationMode::Webhook
 }
 
 #[cfg(test)]

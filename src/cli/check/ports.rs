@@ -20,12 +20,22 @@ pub(super) async fn check(config: &ServeConfig, report: &mut Report) {
     let admin = &config.serving.admin_listen;
     let all =
         [("--listen", Some(data)), ("--admin-listen", Some(admin)), ("--peer-listen", config.peer.listen.as_ref())];
-    for (flag, address) in all.into_iter().filter_map(|(flag, address)| Some((flag, address?))) {
+    let given: Vec<_> = all.into_iter().filter_map(|(flag, address)| Some((flag, address?))).collect();
+    for (index, (flag, address)) in given.iter().copied().enumerate() {
+        if let Some((other, _)) = given[..index].iter().find(|(_, other)| *other == address && !is_any_port(address)) {
+            report.add(Finding::error(flag, format!("{address} is the address of {other}"), "choose another address"));
+            continue;
+        }
         report.add(match address {
             ListenAddress::Tcp(tcp) => judge_tcp(flag, *tcp, listen_tcp(*tcp).map(|_| ()), of_port(tcp.port())),
             ListenAddress::Unix(path) => judge_unix(flag, path, UnixStream::connect(path).await.is_ok()),
         });
     }
+}
+
+/// Whether the system chooses the port.
+fn is_any_port(address: &ListenAddress) -> bool {
+    matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0)
 }
 
 /// Judges a port. `bound` is the attempt to bind, `owner` the process that has the port.

@@ -17,13 +17,13 @@ use crate::cli::{
 /// Checks the limits. `caches` are the sizes of the caches from the start, `None` if not known.
 pub(super) fn check(config: &ServeConfig, caches: Option<&[ResourceSize]>, report: &mut Report) {
     report.group("limits");
-    let given = config.serving.memory_bytes_max.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    let given = config.serving.memory_bytes_max;
     let budget = memory_pressure::resident_max(given);
     let files = open_files::highest();
-    let connections = open_files::connections_max(config.serving.connections_max, files, budget, &config.passthrough);
+    let connections = open_files::connections_max(config, files, budget);
     report.add(judge_open_files(files, config.serving.connections_max, connections));
     let group = MemoryGroup::of_this_process().map(|group| group.limit());
-    report.add_all(judge_budget(config.serving.memory_bytes_max, group));
+    report.add_all(judge_budget(given.map(|bytes| bytes as u64), group));
     let budget = budget.map(|budget| budget as u64);
     if let Some(caches) = caches {
         let json: u64 = caches.iter().map(|cache| cache.bytes).sum();

@@ -14,7 +14,7 @@ use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use kubefan_access::AccessControl;
 use kubefan_admission::GateLimits;
-use kubefan_app::config::ServeConfig;
+use kubefan_app::{config::ServeConfig, open_files::CONNECTIONS_MAX, server_options};
 use kubefan_audit::AuditLog;
 use kubefan_cache::{RetainedLimits, RingLimits};
 use kubefan_client::{Client, ClientOptions};
@@ -29,7 +29,7 @@ use kubefan_informers::{
 };
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_peer::Peers;
-use kubefan_server::{ClientInfo, Server, ServerHandles, ServerOptions, kube::kube_upstream::KubeUpstream};
+use kubefan_server::{ClientInfo, Server, ServerHandles, kube::kube_upstream::KubeUpstream};
 use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
@@ -90,7 +90,7 @@ impl Setup {
                     ring_bytes_max: None,
                     ring_events_max: 100_000,
                     ring_age_max: Duration::from_secs(24 * 3600),
-                    residue_bytes_max: None,
+                    conflated_bytes_max: None,
                 },
                 coalesce_max: Duration::ZERO,
                 gate: GateLimits { snapshots_max: 256, snapshot_queue_timeout: Duration::from_secs(10) },
@@ -209,7 +209,7 @@ impl Rig {
         let stop = CancellationToken::new();
         let registry = Registry::new(context, setup.registry, metrics.clone(), stop.clone());
         tokio::spawn(registry.clone().run());
-        let options = ServerOptions::from(&ServeConfig::default());
+        let options = server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX);
         let catalog = CacheCatalog(registry.clone());
         let drain = CancellationToken::new();
         let handles = ServerHandles {

@@ -53,8 +53,6 @@ pub(super) enum Requirement {
     KnownCallers,
     /// Callers' tokens stay here.
     NoTokenForwarded,
-    /// kubefan does not act as callers.
-    NoImpersonation,
     /// Requests are forwarded.
     Forwarding,
 }
@@ -64,13 +62,12 @@ impl Requirement {
     /// name.
     fn reason(self, access: Access) -> String {
         match self {
-            Self::KnownCallers => format!("has no effect with --access={access}, which does not distinguish callers"),
+            Self::KnownCallers => {
+                format!("would restrict nobody with --access={access}, which does not distinguish callers")
+            }
             Self::NoTokenForwarded => format!(
                 "names audiences of kubefan's own, and --access={access} would forward their tokens to the apiserver, which \
                  refuses them"
-            ),
-            Self::NoImpersonation => format!(
-                "leaves extras out of what kubefan knows of a user, and --access={access} would act as the user without them"
             ),
             Self::Forwarding => {
                 format!("needs requests to be forwarded to the apiserver, and --access={access} refuses them")
@@ -120,7 +117,6 @@ impl Access {
         match requirement {
             Requirement::KnownCallers => self.mode() == AuthorizationMode::Webhook,
             Requirement::NoTokenForwarded => self.credentials() != Some(Credentials::Caller),
-            Requirement::NoImpersonation => self.credentials() != Some(Credentials::Impersonate),
             Requirement::Forwarding => self.credentials().is_some(),
         }
     }

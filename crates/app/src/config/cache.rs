@@ -59,7 +59,7 @@ section! {
     /// subscriber that resumes from far back gets each change once instead of a snapshot. Raise it
     /// if clients come back after hours and get snapshots.
     /// [default: a twentieth of the cached JSON, at least 4Mi]
-    limits.residue_bytes_max("SIZE"): ByteSize => residue_bytes_max: Option<u64>, optional(size(1));
+    limits.conflated_bytes_max("SIZE"): ByteSize => conflated_bytes_max: Option<u64>, optional(size(1));
     /// Pack the cached objects: less memory, more work for each snapshot, list and get. Past events
     /// are always packed. Choose zstd if caches do not fit into memory.
     tuning.cache_compression("off or zstd"): CacheCompression = CacheCompression::Off => compression: CacheCompression, any;

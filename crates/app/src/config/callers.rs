@@ -1,11 +1,14 @@
 //! The section "Callers": who they are, and what they may read. Names and defaults are those of
 //! kube-apiserver and its library where they have the same.
 
-use std::{path::PathBuf, time};
+use std::{
+    path::{Path, PathBuf},
+    time,
+};
 
 use super::{
     ConfigError, Duration,
-    access::{Access, AuthorizationMode, Requirement},
+    access::{Access, Need},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
 };
@@ -16,8 +19,10 @@ section! {
     options: CallerOptions;
     /// The identity and the rights of callers.
     config: CallerConfig {
-        /// The rule by which callers read, of the profile.
-        mode: AuthorizationMode, mode;
+        /// Extras of users that are left out of reviews.
+        ignored_extra: Vec<String>, ignored_extra;
+        /// Whether tokens of service accounts are checked with the issuer's keys.
+        service_account_jwks: bool, checks_tokens_locally;
     }
 
     /// The rights of callers, and the treatment of requests that no cache answers. authorized:
@@ -32,7 +37,7 @@ section! {
     /// [default: local if --listen is a loopback address without TLS or a Unix socket that only
     /// kubefan's user can use, otherwise authorized]
     #[arg(hide_possible_values = true)]
-    access("PROFILE"): Access => access: Access, or_authorized;
+    access("PROFILE"): Access;
     /// Take tokens only if they are for one of these audiences, which are kubefan's own. Such
     /// tokens are of no use at the apiserver, so they cannot be forwarded: it needs
     /// --access=authorized-cache-only or --access=authorized-impersonate. Repeat it, or separate
@@ -74,7 +79,7 @@ section! {
     /// serviceaccounts,pods: a token counts only as long as the objects exist that it is bound to.
     /// Other tokens are reviewed. Turn it on if reviews of tokens load the apiserver and
     /// callers have tokens for kubefan.
-    tuning.service_account_jwks("BOOL"): bool => service_account_jwks: bool, or_false;
+    tuning.service_account_jwks("BOOL"): bool;
     /// Do not read the CAs of client certificates from the cluster. Without --client-ca-file,
     /// client certificates are not taken then. Turn it on if client certificates must not be taken.
     tuning.authentication_skip_lookup("BOOL"): bool => skip_lookup: bool, or_false;
@@ -96,7 +101,7 @@ section! {
     /// Leave this extra of users out of reviews, such as authentication.kubernetes.io/pod-name.
     /// Then all pods of a service account share their verdicts. Only for extras that give no right.
     /// Set it if reviews of many pods with equal rights load the apiserver.
-    tuning.authorization_ignore_extra("KEY"): Vec<String> => ignored_extra: Vec<String>, names(is_text, "an empty text is no key");
+    tuning.authorization_ignore_extra("KEY"): Vec<String>;
     /// For a list or watch, ask for the right to the whole resource first, then to the namespace,
     /// then to exactly what is read, so that one review serves many reads. Turn it off if an
     /// authorizer denies a part of what it allows as a whole.
@@ -112,16 +117,6 @@ section! {
         => reauthorize_interval: time::Duration, wait;
 }
 
-/// [`Access::default_for`] takes the place of a profile that is not given. Without it, nothing is
-/// open.
-fn or_authorized(_: &'static str, given: Option<Access>) -> Result<Access, ConfigError> {
-    Ok(given.unwrap_or(Access::Authorized))
-}
-
-fn mode(options: &CallerOptions) -> Result<AuthorizationMode, ConfigError> {
-    Ok(options.access.unwrap_or(Access::Authorized).mode())
-}
-
 fn is_text(text: &str) -> bool {
     !text.trim().is_empty()
 }
@@ -131,34 +126,46 @@ fn groups(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<String>,
     names(is_text, "an empty text is no group")(flag, Some(given))
 }
 
-impl CallerOptions {
-    /// Refuses what has no effect, and what would let callers act as others.
-    pub(super) fn check(&self, callers: &CallerConfig) -> Result<(), ConfigError> {
-        let access = callers.access;
-        let about_callers = [
-            ("--api-audiences", self.api_audiences.is_some()),
+/// If kubefan acts as users, it ignores none of their extras: without one, a user could have other
+/// rights.
+fn ignored_extra(options: &CallerOptions) -> Result<Vec<String>, ConfigError> {
+    let given = options.authorization_ignore_extra.clone();
+    let ignored = names(is_text, "an empty text is no key")("tuning.authorizationIgnoreExtra", given)?;
+    let acts_as_users = options.access == Some(Access::AuthorizedImpersonate);
+    Ok(if acts_as_users { Vec::new() } else { ignored })
+}
+
+/// A local check cannot see everything that ends a token, so it is only for tokens of kubefan's own
+/// audiences.
+fn checks_tokens_locally(options: &CallerOptions) -> Result<bool, ConfigError> {
+    let has_audiences = options.api_audiences.as_ref().is_some_and(|audiences| !audiences.is_empty());
+    Ok(options.service_account_jwks == Some(true) && has_audiences)
+}
+
+/// The source of the CAs whose certificates name callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientCas<'a> {
+    /// Certificates name no callers.
+    None,
+    /// A file.
+    File(&'a Path),
+    /// The cluster.
+    Cluster,
+}
+
+impl CallerConfig {
+    /// Refuses restrictions that would restrict nobody, and tokens that could not be forwarded.
+    pub(super) fn check(&self, access: Access) -> Result<(), ConfigError> {
+        let restrictions = [
+            ("--api-audiences", !self.api_audiences.is_empty()),
             ("--client-ca-file", self.client_ca_file.is_some()),
-            ("--anonymous-auth", callers.anonymous),
-            ("--admin-authorization", callers.admin_authorization),
-            ("tuning.authenticationSkipLookup", callers.skip_lookup),
-            ("tuning.authorizationAlwaysAllowGroups", self.authorization_always_allow_groups.is_some()),
-            ("tuning.authorizationIgnoreExtra", self.authorization_ignore_extra.is_some()),
-            ("tuning.serviceAccountJwks", callers.service_account_jwks),
+            ("--admin-authorization", self.admin_authorization),
         ];
-        for (option, _) in about_callers.into_iter().filter(|(_, given)| *given) {
+        for (option, _) in restrictions.into_iter().filter(|(_, given)| *given) {
             access.require(option, Requirement::KnownCallers)?;
         }
-        if !callers.api_audiences.is_empty() {
+        if !self.api_audiences.is_empty() {
             access.require("--api-audiences", Requirement::NoTokenForwarded)?;
-        }
-        if !callers.ignored_extra.is_empty() {
-            access.require("tuning.authorizationIgnoreExtra", Requirement::NoImpersonation)?;
-        }
-        if callers.service_account_jwks && callers.api_audiences.is_empty() {
-            return ConfigError::contradiction(
-                "tuning.serviceAccountJwks is for tokens of kubefan's own, because it cannot see everything that ends a token; add \
-                 --api-audiences, or leave it out",
-            );
         }
         Ok(())
     }

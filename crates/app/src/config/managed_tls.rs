@@ -1,14 +1,11 @@
-//! The options of the managed certificate (section "Serving"), checked together.
+//! The choice of the data port's certificate (section "Serving"): from files, or managed.
 
-use std::time;
+use std::{path::PathBuf, time};
 
 use kubefan_managed_tls::{Lifetimes, ManagedOptions, ObjectName, PEER_NAME, is_dns_label};
 use kubefan_server::transport::certificate::TlsFiles;
 
-use super::{
-    ConfigError, Duration,
-    rules::{needs, together, unusable},
-};
+use super::{ConfigError, Duration, rules::unusable};
 
 /// The ConfigMaps that the CA may be written to, and the copies of the certificate.
 const OBJECTS_MAX: usize = 1000;
@@ -38,7 +35,7 @@ pub enum TlsSource {
     Managed(ManagedOptions),
 }
 
-/// The given settings of the managed certificate.
+/// The given settings of the certificate.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Given {
     pub(super) secret: Option<ObjectName>,
@@ -48,8 +45,9 @@ pub(super) struct Given {
     pub(super) lifetime: Option<Duration>,
     pub(super) ca_lifetime: Option<Duration>,
     pub(super) ca_overlap: Option<Duration>,
-    /// Whether a certificate or a key is given as a file.
-    pub(super) has_files: bool,
+    /// The certificate and its key in files.
+    pub(super) cert_file: Option<PathBuf>,
+    pub(super) private_key_file: Option<PathBuf>,
 }
 
 /// A time that a certificate is valid, or published.
@@ -65,19 +63,41 @@ fn lifetime(
     Ok(given.0)
 }
 
-/// The managed certificate, if there is one.
+/// Refuses a choice that is incomplete or not one: an operator would believe in the rest of it.
+fn check_choice(options: &Given) -> Result<(), ConfigError> {
+    let files = [
+        ("--tls-cert-file", options.cert_file.is_some()),
+        ("--tls-private-key-file", options.private_key_file.is_some()),
+    ];
+    let managed = [
+        ("--tls-managed-secret", options.secret.is_some()),
+        (DNS_NAMES_FLAG, options.dns_names.as_ref().is_some_and(|names| !names.is_empty())),
+    ];
+    let for_managed =
+        [("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()), (COPIES_FLAG, options.copies.is_some())];
+    let given = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag);
+    let missing = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| !given).map(|(flag, _)| *flag);
+    let problem = match (given(&files), given(&managed).or_else(|| given(&for_managed))) {
+        (Some(file), Some(managed)) => Some(format!("{managed} excludes {file}")),
+        (Some(file), None) => missing(&files).map(|missing| format!("{file} needs {missing}")),
+        (None, Some(flag)) => missing(&managed).map(|missing| format!("{flag} needs {missing}")),
+        (None, None) => None,
+    };
+    problem.map_or(Ok(()), |problem| {
+        ConfigError::contradiction(format!(
+            "{problem}: the certificate is either in --tls-cert-file and --tls-private-key-file, or kubefan makes it, in \
+             --tls-managed-secret for --tls-managed-dns-names"
+        ))
+    })
+}
+
+/// The certificate, if there is one.
 pub(super) fn source(options: &Given) -> Result<Option<TlsSource>, ConfigError> {
-    let has_secret = ("--tls-managed-secret", options.secret.is_some());
-    together(has_secret, (DNS_NAMES_FLAG, options.dns_names.as_ref().is_some_and(|names| !names.is_empty())))?;
-    needs(("--tls-managed-ca-config-maps", options.ca_config_maps.is_some()), has_secret)?;
-    needs((COPIES_FLAG, options.copies.is_some()), has_secret)?;
-    let Some(secret) = options.secret.clone() else { return Ok(None) };
-    if options.has_files {
-        return ConfigError::contradiction(
-            "--tls-managed-secret makes the certificate, and --tls-cert-file and --tls-private-key-file name another one; \
-             give only one of them",
-        );
+    check_choice(options)?;
+    if let (Some(cert_file), Some(private_key_file)) = (options.cert_file.clone(), options.private_key_file.clone()) {
+        return Ok(Some(TlsSource::Files(TlsFiles { cert_file, private_key_file })));
     }
+    let Some(secret) = options.secret.clone() else { return Ok(None) };
     let dns_names = dns_names(options.dns_names.as_deref().unwrap_or_default())?;
     let ca_config_maps = objects("--tls-managed-ca-config-maps", options.ca_config_maps.clone())?;
     let copies = objects(COPIES_FLAG, options.copies.clone())?;
@@ -174,7 +194,8 @@ mod tests {
     fn contradictory_values_are_refused_with_their_flag() {
         let problem = |change: fn(&mut Given)| given(change).unwrap_err();
         let names = |options: &mut Given, name: &str| options.dns_names = Some(vec![name.to_owned()]);
-        assert!(problem(|options| options.has_files = true).contains("give only one of them"));
+        let both = problem(|options| options.cert_file = Some("a".into()));
+        assert!(both.starts_with("--tls-managed-secret excludes --tls-cert-file: the certificate is either"), "{both}");
         assert!(problem(|options| options.dns_names = None).contains("needs --tls-managed-dns-names"));
         assert!(
             problem(|options| options.secret = None).contains("--tls-managed-dns-names needs --tls-managed-secret")

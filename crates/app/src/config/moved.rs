@@ -9,14 +9,15 @@ use std::iter;
 
 /// The flags whose settings are in one place now.
 struct Moved {
-    /// A map of the configuration file, or the flag that takes their place.
+    /// A map of the configuration file, a key in one, or the flag that takes their place.
     to: &'static str,
     /// The flags without `--`.
     flags: &'static [&'static str],
 }
 
-const MOVED: [Moved; 3] = [
+const MOVED: [Moved; 4] = [
     Moved { to: "--access", flags: &["authorization-mode", "insecure", "passthrough"] },
+    Moved { to: "limits.conflatedBytesMax", flags: &["residue-bytes-max"] },
     Moved {
         to: "limits",
         flags: &[
@@ -42,7 +43,6 @@ const MOVED: [Moved; 3] = [
             "protobuf-bytes-max",
             "reads-max",
             "reads-max-per-identity",
-            "residue-bytes-max",
             "ring-age-max",
             "ring-bytes-max",
             "ring-events-max",
@@ -111,7 +111,8 @@ impl Moved {
 
     /// The new place of the setting of a flag, such as `limits.readsMax`.
     fn place_of(&self, flag: &str) -> String {
-        if self.is_flag() { self.to.to_owned() } else { format!("{}.{}", self.to, camel(flag)) }
+        let is_whole = self.is_flag() || self.to.contains('.');
+        if is_whole { self.to.to_owned() } else { format!("{}.{}", self.to, camel(flag)) }
     }
 }
 
@@ -174,6 +175,7 @@ mod tests {
     fn a_flag_its_variable_and_its_key_have_the_same_new_place() {
         assert_eq!(flag("--reads-max").unwrap(), "limits.readsMax in the configuration file (--config)");
         assert_eq!(key("readsMax").unwrap(), "limits.readsMax");
+        assert_eq!(key("residueBytesMax").unwrap(), "limits.conflatedBytesMax");
         assert!(variables().any(|(name, flag)| name == "KUBEFAN_READS_MAX" && flag == "--reads-max"));
         assert!(flag("--insecure").unwrap().starts_with("a part of --access (kubefan serve --help"));
         assert_eq!(key("passthrough").unwrap(), "a part of access");

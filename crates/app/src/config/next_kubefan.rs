@@ -4,15 +4,9 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use kubefan_client::ClientCertificate;
-use kubefan_informers::ConfiguredResource;
-use kubefan_model::Media;
 use kubefan_upstream::{kubefan_client::KubefanSettings, settings::UpstreamSettings};
 
-use super::{
-    ConfigError,
-    on_demand::OnDemandConfig,
-    rules::{together, unusable},
-};
+use super::{ConfigError, rules::unusable};
 
 const FLAG: &str = "--upstream";
 
@@ -41,30 +35,13 @@ pub(super) struct Given {
 pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError> {
     let Given { upstream, ca_file, token_file, certificate_file, key_file, server_name } = given;
     let address = upstream.as_deref().filter(|upstream| is_address(upstream));
-    let given = [
-        (ca_file.is_some(), "--upstream-ca-file"),
-        (token_file.is_some(), "--upstream-token-file"),
-        (certificate_file.is_some(), "--upstream-cert-file"),
-        (key_file.is_some(), "--upstream-key-file"),
-        (server_name.is_some(), "--upstream-server-name"),
-    ];
-    let given = |needs_tls: bool| {
-        let flag = |(is_given, flag): (bool, &'static str)| is_given.then_some(flag);
-        given.into_iter().filter_map(flag).find(|flag| !needs_tls || *flag != "--upstream-token-file")
-    };
-    let Some(address) = address else {
-        if let Some(flag) = given(false) {
-            return ConfigError::contradiction(format!(
-                "{flag} needs a gRPC address as --upstream, like https://HOST:7443"
-            ));
-        }
-        let http =
-            |file| SourceSettings::Http(UpstreamSettings { kubeconfig: Some(PathBuf::from(file)), context: None });
-        return Ok(upstream.map(http));
-    };
-    let has_tls = address.starts_with("https://");
-    let is_socket = address.starts_with("unix:");
-    if !has_tls && !is_socket && !is_loopback(host(address)) {
+    let has_tls = address.is_some_and(|address| address.starts_with("https://"));
+    let is_socket = address.is_some_and(|address| address.starts_with("unix:"));
+    if let Some(address) = address
+        && !has_tls
+        && !is_socket
+        && !is_loopback(host(address))
+    {
         let problem = format!(
             "others on the way could read and change what is sent without TLS; write https://{} (kubefan serve \
              --tls-cert-file there)",
@@ -72,41 +49,32 @@ pub(super) fn source(given: Given) -> Result<Option<SourceSettings>, ConfigError
         );
         return Err(unusable(FLAG, address, problem));
     }
-    if !has_tls && let Some(flag) = given(is_socket) {
-        return ConfigError::contradiction(format!("{flag} needs TLS, and --upstream {address} has none"));
+    // Without TLS they would protect nothing, and a kubeconfig has its own.
+    let needing_tls = [
+        ("--upstream-ca-file", ca_file.is_some()),
+        ("--upstream-token-file", token_file.is_some() && !is_socket),
+        ("--upstream-cert-file", certificate_file.is_some()),
+        ("--upstream-key-file", key_file.is_some()),
+        ("--upstream-server-name", server_name.is_some()),
+    ];
+    if let Some((flag, _)) = needing_tls.iter().find(|(_, given)| *given && !has_tls) {
+        return ConfigError::contradiction(format!(
+            "{flag} needs a gRPC address with TLS as --upstream, like https://HOST:7443"
+        ));
     }
-    together(("--upstream-cert-file", certificate_file.is_some()), ("--upstream-key-file", key_file.is_some()))?;
-    let certificate = certificate_file
-        .zip(key_file)
-        .map(|(certificate_file, key_file)| ClientCertificate { certificate_file, key_file });
-    if certificate.is_some() && token_file.is_some() {
-        return ConfigError::contradiction(
-            "--upstream-cert-file and --upstream-token-file name two accounts; give only one of them",
-        );
-    }
+    let Some(address) = address else {
+        let http =
+            |file| SourceSettings::Http(UpstreamSettings { kubeconfig: Some(PathBuf::from(file)), context: None });
+        return Ok(upstream.map(http));
+    };
+    // A file may hold both.
+    let certificate = certificate_file.map(|certificate_file| ClientCertificate {
+        key_file: key_file.unwrap_or_else(|| certificate_file.clone()),
+        certificate_file,
+    });
+    let token_file = token_file.filter(|_| certificate.is_none());
     let address = address.to_owned();
     Ok(Some(SourceSettings::Grpc(KubefanSettings { address, ca_file, token_file, certificate, server_name })))
-}
-
-/// Refuses objects in a form that is not cached. Protobuf is on by default, and where there is
-/// none, requests for it go upstream.
-pub(super) fn check_forms(
-    source: Option<&SourceSettings>,
-    resources: &[ConfiguredResource],
-    on_demand: &OnDemandConfig,
-) -> Result<(), ConfigError> {
-    let is_grpc = matches!(source, Some(SourceSettings::Grpc(_)));
-    let is_protobuf = |resource: &&ConfiguredResource| resource.media.contains(&Media::Protobuf);
-    let protobuf = resources.iter().find(is_protobuf).map(|resource| format!("--resource {}=protobuf", resource.name));
-    let problem = match (&protobuf, on_demand.protobuf()) {
-        (Some(flag), None) => Some(format!("{flag} has no effect with tuning.protobuf: off; give only one of them")),
-        _ => None,
-    };
-    let tables = on_demand.caches_tables.then(|| "--cache-tables".to_owned());
-    let not_over_grpc = protobuf.or(tables).filter(|_| is_grpc).map(|flag| {
-        format!("{flag} needs a kubeconfig as --upstream: a kubefan reads only JSON from another one over gRPC")
-    });
-    problem.or(not_over_grpc).map_or(Ok(()), ConfigError::contradiction)
 }
 
 /// Whether a text is an address, as `kubefan get --server` takes it, and not the name of a file.
@@ -173,16 +141,31 @@ mod tests {
         }
         let file = || Some(PathBuf::from("f"));
         let token = |upstream: &str| Given { token_file: file(), ..given(upstream) };
-        assert!(problem(token("localhost:7443")).contains("--upstream-token-file needs TLS"));
-        assert!(problem(token("kubeconfig")).contains("needs a gRPC address as --upstream"));
+        for upstream in ["localhost:7443", "kubeconfig"] {
+            assert!(problem(token(upstream)).starts_with("--upstream-token-file needs a gRPC address with TLS"));
+        }
         let alone = Given { ca_file: file(), ..Given::default() };
-        assert!(problem(alone).starts_with("--upstream-ca-file needs a gRPC address as --upstream"));
+        assert!(problem(alone).starts_with("--upstream-ca-file needs a gRPC address with TLS as --upstream"));
         let ca = Given { ca_file: file(), ..given("unix:/run/k") };
-        assert!(problem(ca).starts_with("--upstream-ca-file needs TLS"));
-        let certificate = Given { certificate_file: file(), ..given("https://h:1") };
-        assert_eq!(problem(certificate.clone()), "--upstream-cert-file needs --upstream-key-file");
-        let both = Given { key_file: file(), token_file: file(), ..certificate };
-        assert!(problem(both).contains("two accounts"));
+        assert!(problem(ca).starts_with("--upstream-ca-file needs a gRPC address with TLS"));
         assert!(source(token("unix:/run/k")).is_ok() && source(token("https://h:1")).is_ok());
+    }
+
+    #[test]
+    fn a_certificate_is_shown_instead_of_a_token_and_its_file_may_hold_the_key() {
+        let grpc = |options: Given| match source(options) {
+            Ok(Some(SourceSettings::Grpc(settings))) => settings,
+            other => panic!("{other:?}"),
+        };
+        let pair = |certificate_file: &str, key_file: &str| {
+            Some(ClientCertificate { certificate_file: certificate_file.into(), key_file: key_file.into() })
+        };
+        let one_file = Given { certificate_file: Some("both".into()), ..given("https://h:1") };
+        assert_eq!(grpc(one_file.clone()).certificate, pair("both", "both"));
+        let all = Given { key_file: Some("key".into()), token_file: Some("token".into()), ..one_file };
+        let settings = grpc(all);
+        assert_eq!((settings.certificate, settings.token_file), (pair("both", "key"), None));
+        let only_key = Given { key_file: Some("key".into()), ..given("https://h:1") };
+        assert_eq!(grpc(only_key).certificate, None);
     }
 }

@@ -64,7 +64,8 @@ section! {
     tuning.on_demand_idle_timeout("DURATION"): Duration = Duration::from_secs(10 * 60)
         => idle_timeout: time::Duration, wait;
     /// Also cache objects of built-in types as protobuf when a client asks for it; with off these
-    /// requests go upstream. Choose off to save the memory of copies in protobuf.
+    /// requests go upstream, unless --resource names protobuf. Choose off to save the memory of
+    /// copies in protobuf.
     tuning.protobuf("on or off"): ProtobufMode = ProtobufMode::On => protobuf_mode: ProtobufMode, any;
 }
 

@@ -1,10 +1,7 @@
 //! The section "Passthrough": the requests that are forwarded upstream because no cache answers
-//! them.
-
-use kubefan_upstream::passthrough::Credentials;
+//! them. The profile of `--access` says whether, and with which credentials.
 
 use super::{
-    ConfigError,
     rules::{at_least, optional, or_false},
     section::section,
 };
@@ -13,11 +10,8 @@ section! {
     heading: "Passthrough";
     /// The options for requests that are forwarded upstream, as given.
     options: PassthroughOptions;
-    /// The settings for requests that are forwarded upstream.
-    config: PassthroughConfig {
-        /// With which credentials; `None` if requests are refused.
-        credentials: Option<Credentials>, by_profile;
-    }
+    /// How requests are forwarded upstream.
+    config: PassthroughConfig {}
 
     [keys]
     /// Requests forwarded at a time, watches included; more are asked to retry (429). Raise it if
@@ -35,9 +29,4 @@ section! {
     /// certificate. Others could then read them on the way. If false, kubefan refuses to start with
     /// such an apiserver. Only for an apiserver on the same machine, such as in tests.
     tuning.passthrough_insecure_upstream("BOOL"): bool => allows_insecure_upstream: bool, or_false;
-}
-
-/// The profile of `--access` decides; [`super::ServeOptions::validate`] sets it.
-fn by_profile(_: &PassthroughOptions) -> Result<Option<Credentials>, ConfigError> {
-    Ok(None)
 }

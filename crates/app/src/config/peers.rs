@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
-    rules::{any, needs, optional, size, unusable, wait},
+    rules::{any, optional, size, unusable, wait},
     section::section,
 };
 
@@ -175,12 +175,9 @@ fn percent(flag: &'static str, given: u32) -> Result<u32, ConfigError> {
     }
 }
 
+/// The replicas tell each other their load.
 fn rebalancing(options: &PeerOptions) -> Result<bool, ConfigError> {
-    let rebalance = ("--rebalance", options.rebalance == Some(true));
-    // The replicas tell each other their load.
-    needs(rebalance, ("--peers", options.peers.is_some()))?;
-    needs(rebalance, ("--peer-listen", options.peer_listen.is_some()))?;
-    Ok(rebalance.1)
+    Ok(options.rebalance == Some(true) && options.peers.is_some() && options.peer_listen.is_some())
 }
 
 /// Every replica has the name of `--peers`, because the others verify it when they connect.

@@ -39,8 +39,11 @@ impl Configured {
     ///
     /// # Errors
     /// A value cannot be used, or two contradict each other.
-    pub fn new(options: ServeOptions) -> Result<Self, ConfigError> {
-        Ok(Self { config: options.clone().validate()?, options })
+    pub fn new(mut options: ServeOptions) -> Result<Self, ConfigError> {
+        let config = options.clone().validate()?;
+        // A default that is written out is no change.
+        options.callers.access = Some(config.access);
+        Ok(Self { config, options })
     }
 
     /// The keys of the settings that differ from `other`.
@@ -135,7 +138,7 @@ mod tests {
                 "--config kubefan.yaml: line 7: modes: \"a*b\" is no name; write it exactly",
             ),
             ("users: [x]", "--config kubefan.yaml: line 6: modes: missing field `mode`"),
-            ("mode: Deny\n    users: [x]", "a mode with users or groups has no effect with --access=local"),
+            ("mode: Deny\n    users: [x]", "a mode with users or groups would restrict nobody with --access=local"),
             (
                 "mode: Passthrough\naccess: local-cache-only",
                 "mode: Passthrough needs requests to be forwarded to the apiserver",

@@ -40,23 +40,6 @@ impl ConfigError {
     }
 }
 
-/// An option, by its flag or the path of its key, and whether it is given.
-pub(super) type Given = (&'static str, bool);
-
-/// Refuses an option that is given without another one that it needs.
-pub(super) fn needs(option: Given, other: Given) -> Result<(), ConfigError> {
-    if option.1 && !other.1 {
-        return ConfigError::contradiction(format!("{} needs {}", option.0, other.0));
-    }
-    Ok(())
-}
-
-/// Refuses one of two options without the other one.
-pub(super) fn together(first: Given, second: Given) -> Result<(), ConfigError> {
-    needs(first, second)?;
-    needs(second, first)
-}
-
 /// An option's flag or the path of its key, for error texts.
 type Flag = &'static str;
 

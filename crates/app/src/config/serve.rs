@@ -2,24 +2,26 @@
 
 use std::time;
 
+use kubefan_model::Media;
 use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration, ListenAddress,
-    access::{Access, Requirement},
+    access::{Access, AuthorizationMode, Need},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
-    callers::{CallerConfig, CallerOptions},
+    callers::{CallerConfig, CallerOptions, ClientCas},
     logging::{LoggingConfig, LoggingOptions},
     managed_tls::TlsSource,
     modes::{ModeConfig, ModeOptions},
-    next_kubefan::{SourceSettings, check_forms},
+    next_kubefan::SourceSettings,
+    no_effect,
     on_demand::{OnDemandConfig, OnDemandOptions},
     passthrough::{PassthroughConfig, PassthroughOptions},
     peers::{PeerConfig, PeerOptions},
-    rules::{needs, unusable},
+    rules::unusable,
     section::{FileKey, SecondVariable, Section},
-    serving::{ConsistentReads, ServingConfig, ServingOptions, check_addresses, check_tls},
+    serving::{ConsistentReads, ServingConfig, ServingOptions},
     traces::{self, TraceConfig, TraceOptions},
     upstream::{UpstreamConfig, UpstreamOptions},
 };
@@ -37,6 +39,10 @@ macro_rules! sections {
         #[derive(Debug, Clone, PartialEq)]
         pub struct ServeConfig {
             $($(#[$doc])* pub $section: $config,)*
+            /// The profile of access.
+            pub access: Access,
+            /// The options that are given and have no effect, each with its reason.
+            pub without_effect: Vec<String>,
         }
 
         impl ServeOptions {
@@ -76,8 +82,8 @@ macro_rules! sections {
                 changed.concat()
             }
 
-            fn resolve(self) -> Result<ServeConfig, ConfigError> {
-                Ok(ServeConfig { $($section: self.$section.resolve()?),* })
+            fn resolve(self, access: Access) -> Result<ServeConfig, ConfigError> {
+                Ok(ServeConfig { $($section: self.$section.resolve()?,)* access, without_effect: Vec::new() })
             }
         }
 
@@ -128,48 +134,78 @@ impl ServeOptions {
     /// Completes the options by the defaults and checks them.
     pub fn validate(mut self) -> Result<ServeConfig, ConfigError> {
         let serving = self.serving.clone().resolve()?;
-        let is_access_given = self.callers.access.is_some();
-        let access = *self.callers.access.get_or_insert(Access::default_for(&serving));
+        let access = self.callers.access.unwrap_or_else(|| Access::default_for(&serving));
         self.on_demand.on_demand.get_or_insert(serving.listen.is_local());
-        let callers = self.callers.clone();
-        let peer = self.peer.clone();
-        let has_tls_min_version = self.serving.tls_min_version.is_some();
-        let has_listen_mode = self.serving.listen_mode.is_some();
-        let has_audit_mode = self.audit.audit_log_mode.is_some();
-        let mut config = self.resolve()?;
-        config.passthrough.credentials = access.credentials();
+        let given = self.clone();
+        let mut config = self.resolve(access)?;
+        access.check(given.callers.access.is_some(), config.callers.anonymous, &config.serving)?;
+        config.check(&given)?;
+        config.without_effect = no_effect::of_callers(&given.callers, access);
+        config.without_effect.extend(no_effect::of_upstream(&given.upstream));
+        config.without_effect.extend(no_effect::of_peers(&given.peer));
+        if config.is_over_grpc() {
+            config.without_effect.extend(no_effect::over_grpc(&given.cache, &given.on_demand));
+            // Nothing else is read over gRPC.
+            for resource in &mut config.cache.resources {
+                resource.media = vec![Media::Json];
+            }
+        }
+        Ok(config)
+    }
+}
 
-        check_addresses(&config.serving, config.peer.listen.as_ref())?;
+impl ServeConfig {
+    /// Whether caches list and watch at another kubefan over gRPC.
+    fn is_over_grpc(&self) -> bool {
+        matches!(self.upstream.source, Some(SourceSettings::Grpc(_)))
+    }
+
+    /// Returns the source of the CAs whose certificates name callers.
+    pub fn client_cas(&self) -> ClientCas<'_> {
+        let CallerConfig { client_ca_file, skip_lookup, .. } = &self.callers;
+        if self.access.mode() == AuthorizationMode::AlwaysAllow || self.serving.tls.is_none() {
+            return ClientCas::None;
+        }
+        match client_ca_file {
+            Some(file) => ClientCas::File(file),
+            None if *skip_lookup => ClientCas::None,
+            None => ClientCas::Cluster,
+        }
+    }
+
+    /// Refuses contradictions: options in whose effect the operator would believe wrongly. An
+    /// option that only loses its effect and restricts nothing is none: [`no_effect`].
+    fn check(&self, given: &ServeOptions) -> Result<(), ConfigError> {
+        let Self { access, serving, callers, audit, .. } = self;
+        callers.check(*access)?;
         let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
-        let has_socket = is_unix(&config.serving.listen) || is_unix(&config.serving.admin_listen);
-        // Without its file or socket, the operator would believe in a record, or in a restriction.
-        needs(("--audit-log-mode", has_audit_mode), ("--audit-log-path", config.audit.path.is_some()))?;
-        needs(("--listen-mode", has_listen_mode), ("--listen or --admin-listen unix:PATH", has_socket))?;
-        callers.check(&config.callers)?;
-        access.check(is_access_given, config.callers.anonymous, &config.serving)?;
-        let is_admin_tcp = matches!(config.serving.admin_listen, ListenAddress::Tcp(_));
-        check_tls(
-            &config.serving,
-            &[
-                ("--client-ca-file", config.callers.client_ca_file.is_some()),
-                ("--admin-authorization", config.callers.admin_authorization && is_admin_tcp),
-                ("--tls-min-version", has_tls_min_version),
-            ],
-        )?;
-        if config.serving.consistent_reads == ConsistentReads::Upstream {
+        if given.audit.audit_log_mode.is_some() && audit.path.is_none() {
+            return ConfigError::contradiction("--audit-log-mode needs --audit-log-path");
+        }
+        if given.serving.listen_mode.is_some() && !is_unix(&serving.listen) && !is_unix(&serving.admin_listen) {
+            return ConfigError::contradiction("--listen-mode needs --listen or --admin-listen unix:PATH");
+        }
+        let needing_tls = [
+            ("--client-ca-file", callers.client_ca_file.is_some()),
+            ("--admin-authorization", callers.admin_authorization && !is_unix(&serving.admin_listen)),
+            ("--tls-min-version", given.serving.tls_min_version.is_some()),
+        ];
+        if let Some((option, _)) = needing_tls.iter().find(|(_, given)| *given && serving.tls.is_none()) {
+            return ConfigError::contradiction(format!(
+                "{option} needs TLS; add --tls-cert-file and --tls-private-key-file"
+            ));
+        }
+        if serving.consistent_reads == ConsistentReads::Upstream {
             access.require("tuning.consistentReads: upstream", Requirement::Forwarding)?;
         }
-        peer.check(matches!(config.serving.tls, Some(TlsSource::Managed(_))))?;
-        if config.cache.resources.is_empty() && !config.on_demand.is_on {
+        self.modes.check(*access)?;
+        given.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
+        if self.cache.resources.is_empty() && !self.on_demand.is_on {
             return ConfigError::contradiction(
                 "nothing to serve: name what to cache with --resource, or let readers choose with --on-demand",
             );
         }
-        check_forms(config.upstream.source.as_ref(), &config.cache.resources, &config.on_demand)?;
-        config.modes.check(access)?;
-        let is_grpc = matches!(config.upstream.source, Some(SourceSettings::Grpc(_)));
-        check_staleness(config.serving.staleness_max, config.upstream.idle_timeout, is_grpc)?;
-        Ok(config)
+        check_staleness(serving.staleness_max, self.upstream.idle_timeout, self.is_over_grpc())
     }
 }
 

@@ -13,7 +13,6 @@ use kubefan_server::{
         feature_gates::FeatureGates,
     },
     transport::{
-        certificate::TlsFiles,
         tls_options::{TlsVersion, cipher_suite},
         unix_socket::SocketMode,
     },
@@ -24,9 +23,7 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
     managed_tls::{self, TlsSource},
-    rules::{
-        Given, any, any_duration, at_least, optional, size, size_in_memory, together, unusable, wait, wait_or_never,
-    },
+    rules::{any, any_duration, at_least, optional, size_in_memory, unusable, wait, wait_or_never},
     section::section,
 };
 
@@ -93,7 +90,7 @@ section! {
     tls_min_version("VERSION"): TlsVersion = TlsVersion::Tls12 => tls_min_version: TlsVersion, any;
     /// Memory budget of the process. Close to it, kubefan retains less history and starts fewer
     /// snapshots [default: 80% of the limit of its cgroup, if there is one]
-    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<u64>, optional(size(MEMORY_BYTES_MIN));
+    memory_max("SIZE"): ByteSize => memory_bytes_max: Option<usize>, optional(size_in_memory(MEMORY_BYTES_MIN));
     /// On SIGTERM, streams have this long to end. They end one after the other in the first three
     /// quarters of it, or faster if they are few.
     // Well below the 30 s that a pod is given.
@@ -243,7 +240,7 @@ fn networks(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<IpNet>
 }
 
 fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError> {
-    let given = managed_tls::Given {
+    managed_tls::source(&managed_tls::Given {
         secret: options.tls_managed_secret.clone(),
         dns_names: options.tls_managed_dns_names.clone(),
         ca_config_maps: options.tls_managed_ca_config_maps.clone(),
@@ -251,45 +248,12 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
         lifetime: options.tls_managed_lifetime,
         ca_lifetime: options.tls_managed_ca_lifetime,
         ca_overlap: options.tls_managed_ca_overlap,
-        has_files: options.tls_cert_file.is_some() || options.tls_private_key_file.is_some(),
-    };
-    if let Some(managed) = managed_tls::source(&given)? {
-        return Ok(Some(managed));
-    }
-    let cert_file = options.tls_cert_file.clone();
-    let private_key_file = options.tls_private_key_file.clone();
-    together(("--tls-cert-file", cert_file.is_some()), ("--tls-private-key-file", private_key_file.is_some()))?;
-    let files = cert_file.zip(private_key_file);
-    Ok(files.map(|(cert_file, private_key_file)| TlsSource::Files(TlsFiles { cert_file, private_key_file })))
+        cert_file: options.tls_cert_file.clone(),
+        private_key_file: options.tls_private_key_file.clone(),
+    })
 }
 
 fn cipher_suites(flag: &'static str, given: Option<Vec<String>>) -> Result<Vec<CipherSuite>, ConfigError> {
     let suite = |name: &String| cipher_suite(name).map_err(|problem| unusable(flag, name, problem));
     given.iter().flatten().map(suite).collect()
-}
-
-/// Refuses options that have no effect without TLS.
-pub(super) fn check_tls(serving: &ServingConfig, options: &[Given]) -> Result<(), ConfigError> {
-    match options.iter().find(|(_, given)| *given && serving.tls.is_none()) {
-        Some((option, _)) => {
-            ConfigError::contradiction(format!("{option} needs TLS; add --tls-cert-file and --tls-private-key-file"))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Checks that each port has an address of its own. `peer_listen` is the port for peers.
-pub(super) fn check_addresses(serving: &ServingConfig, peer_listen: Option<&ListenAddress>) -> Result<(), ConfigError> {
-    let ServingConfig { listen, admin_listen, .. } = serving;
-    let fixed = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp(tcp) if tcp.port() == 0);
-    let ports = [("--listen", Some(listen)), ("--admin-listen", Some(admin_listen)), ("--peer-listen", peer_listen)];
-    for (index, (flag, address)) in ports.iter().enumerate() {
-        let earlier = ports[..index].iter().find(|(_, other)| other.is_some() && other == address);
-        if let (Some((first, _)), Some(address)) = (earlier, address.filter(|address| fixed(address))) {
-            return ConfigError::contradiction(format!(
-                "{first} and {flag} are both {address}; give each its own address"
-            ));
-        }
-    }
-    Ok(())
 }

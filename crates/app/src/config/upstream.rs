@@ -50,9 +50,10 @@ section! {
     /// A file with the token to show there, read again when it changes
     /// [default: with TLS that of the pod's service account, if there is one]
     upstream_token_file("FILE"): PathBuf;
-    /// A client certificate to show there (PEM), instead of a token.
+    /// A client certificate to show there (PEM), instead of a token: with both, the token is not
+    /// sent.
     upstream_cert_file("FILE"): PathBuf;
-    /// The private key of that certificate (PEM).
+    /// The private key of that certificate (PEM) [default: the file of --upstream-cert-file]
     upstream_key_file("FILE"): PathBuf;
     /// The name in that kubefan's certificate, instead of the host of its address.
     upstream_server_name("NAME"): String;

@@ -24,7 +24,7 @@ const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),
     ring_events_max: 6,
     ring_age_max: Duration::from_secs(3600),
-    residue_bytes_max: Some(6000),
+    conflated_bytes_max: Some(6000),
 };
 
 struct Pods {

@@ -12,7 +12,7 @@ fn cache() -> PublishedCache {
         ring_bytes_max: None,
         ring_events_max: 1,
         ring_age_max: Duration::from_secs(60),
-        residue_bytes_max: None,
+        conflated_bytes_max: None,
     };
     let parser = Arc::new(ObjectParser::new(&FieldTable::default()));
     PublishedCache::new("pods".to_owned(), limits, parser, || SystemTime::UNIX_EPOCH, Budget::alone(0).share())

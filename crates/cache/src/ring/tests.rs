@@ -26,7 +26,7 @@ fn limits() -> RingLimits {
         ring_bytes_max: Some(1 << 20),
         ring_events_max: 3,
         ring_age_max: Duration::from_secs(60),
-        residue_bytes_max: Some(1 << 20),
+        conflated_bytes_max: Some(1 << 20),
     }
 }
 

@@ -28,7 +28,7 @@ fn restart(start: Start) -> SubscribeOptions {
 impl Cache {
     /// A ring of four records, and a conflated history without a limit in practice.
     fn with_conflated_history() -> Self {
-        Self::within(RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS })
+        Self::within(RingLimits { conflated_bytes_max: Some(1 << 20), ..LIMITS })
     }
 
     fn with(&self, labels: &str, options: SubscribeOptions) -> Result<Subscription, Refusal> {

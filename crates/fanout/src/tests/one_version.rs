@@ -98,14 +98,14 @@ async fn a_list_of_whole_versions_waits_for_the_other_events_of_its_version() {
 #[tokio::test(start_paused = true)]
 async fn history_that_ends_between_two_events_of_one_version_is_caught_up_from_there() {
     // The ring has the last two records, and the conflated history those before.
-    let cache = burst(RingLimits { ring_events_max: 2, residue_bytes_max: Some(1 << 20), ..LIMITS });
+    let cache = burst(RingLimits { ring_events_max: 2, conflated_bytes_max: Some(1 << 20), ..LIMITS });
     assert_eq!(from(&cache, "", "12.1").await, BURST[2..]);
     assert_eq!(from(&cache, "", "12").await, ["catch-up from 12", "?b@6", "?c@7", "+d@13", "end of catch-up (13)"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_change_behind_another_of_its_version_is_in_every_catch_up() {
-    let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS });
+    let mut cache = Cache::within(RingLimits { conflated_bytes_max: Some(1 << 20), ..LIMITS });
     cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
     cache.event(Modified, "a", "web", 12);
     cache.event(Modified, "b", "web", 12);
@@ -141,7 +141,7 @@ async fn an_http_resume_starts_behind_the_cached_events_of_its_version() {
 
 #[tokio::test(start_paused = true)]
 async fn a_listed_version_is_known_as_such_when_the_ring_has_gone_on() {
-    let mut cache = Cache::within(RingLimits { ring_events_max: 2, residue_bytes_max: Some(1 << 20), ..LIMITS });
+    let mut cache = Cache::within(RingLimits { ring_events_max: 2, conflated_bytes_max: Some(1 << 20), ..LIMITS });
     cache.list_at(&[("a", "web", 5)], place("12.end"));
     for at in 13..=18 {
         cache.event(Modified, "a", "web", at);

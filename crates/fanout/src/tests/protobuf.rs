@@ -35,7 +35,7 @@ pub(super) fn pod(name: &str, app: &str, version: u64) -> Bytes {
 }
 
 fn cache(media: Media) -> Cache {
-    Cache::of(&ProcessBudgets::default(), RingLimits { residue_bytes_max: Some(1 << 20), ..LIMITS }, media)
+    Cache::of(&ProcessBudgets::default(), RingLimits { conflated_bytes_max: Some(1 << 20), ..LIMITS }, media)
 }
 
 fn format(media: Media) -> Format {

@@ -90,7 +90,7 @@ async fn replayed_changes_that_are_compared_and_hidden_let_others_run() {
 #[tokio::test(start_paused = true)]
 async fn a_catch_up_with_many_terms_lets_others_run() {
     const OBJECTS: u64 = 400;
-    let limits = RingLimits { ring_events_max: 1, residue_bytes_max: Some(1 << 20), ..LIMITS };
+    let limits = RingLimits { ring_events_max: 1, conflated_bytes_max: Some(1 << 20), ..LIMITS };
     let mut cache = Cache::within(limits);
     let name = |number: u64| format!("o{number:05}");
     let names: Vec<_> = (0..OBJECTS).map(name).collect();
@@ -116,7 +116,7 @@ fn relisted(cache: &mut Cache, objects: usize, app: &str) {
 #[tokio::test(start_paused = true)]
 async fn a_catch_up_over_a_gap_lets_others_run() {
     const OBJECTS: usize = 400;
-    let mut cache = Cache::within(RingLimits { ring_events_max: 1, residue_bytes_max: Some(1 << 20), ..LIMITS });
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1, conflated_bytes_max: Some(1 << 20), ..LIMITS });
     let names: Vec<_> = (0..OBJECTS).map(|number| format!("o{number:05}")).collect();
     cache.list(&names.iter().map(|name| (name.as_str(), "web", 5)).collect::<Vec<_>>(), 10);
     cache.event(Modified, &names[0], "web", 11);

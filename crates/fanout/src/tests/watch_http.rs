@@ -216,7 +216,7 @@ async fn a_version_that_needs_a_catch_up_is_expired_over_http() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_awaits_a_version_continues_after_the_ring_has_evicted_it() {
-    let mut cache = Cache::within(RingLimits { residue_bytes_max: Some(0), ..LIMITS });
+    let mut cache = Cache::within(RingLimits { conflated_bytes_max: Some(0), ..LIMITS });
     cache.list(&[("a", "web", 5)], 10);
     let mut web = cache.subscribe("app=web", Start::Await(version(12))).unwrap();
     cache.event(Modified, "a", "web", 11);

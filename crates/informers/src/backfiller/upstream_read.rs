@@ -30,7 +30,7 @@ const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(64 << 20),
     ring_events_max: 100_000,
     ring_age_max: Duration::MAX,
-    residue_bytes_max: Some(0),
+    conflated_bytes_max: Some(0),
 };
 
 /// The part of history that upstream no longer has, at this version and any older one.

@@ -48,7 +48,7 @@ impl OneCache {
                 ring_bytes_max: None,
                 ring_events_max: 1,
                 ring_age_max: Duration::ZERO,
-                residue_bytes_max: None,
+                conflated_bytes_max: None,
             },
             coalesce_max: Duration::ZERO,
             gate: Gate::new(gate, all.gate()),

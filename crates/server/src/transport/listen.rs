@@ -50,10 +50,12 @@ fn hint(address: &ListenAddress, error: &io::Error) -> &'static str {
     use ListenAddress::{Tcp, Unix};
     match (error.kind(), address) {
         (io::ErrorKind::AddrInUse, Tcp(_)) => {
-            "; another process uses it, perhaps another kubefan: choose another address, or port 0"
+            "; another process uses it, perhaps another kubefan, or another port of this one: choose another address, or \
+             port 0"
         }
         (io::ErrorKind::AddrInUse, Unix(_)) => {
-            "; another process listens there, perhaps another kubefan, or the file is no socket: choose another path"
+            "; another process listens there, perhaps another kubefan, or another port of this one, or the file is no \
+             socket: choose another path"
         }
         (io::ErrorKind::WouldBlock, Unix(_)) => "; another process holds the lock of its directory: try again",
         (io::ErrorKind::NotFound, Unix(_)) => "; create its directory first",

@@ -52,7 +52,7 @@ fn an_option_that_is_given_above_wins_over_one_given_below() {
 #[test]
 fn callers_are_authorized_unless_only_the_users_of_this_machine_reach_the_port_without_tls() {
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-    let access = |flags: &[&str]| validated(&[&["--resource=pods"], flags].concat()).callers.access;
+    let access = |flags: &[&str]| validated(&[&["--resource=pods"], flags].concat()).access;
     let socket = "--listen=unix:/run/k.sock";
     let open: [&[&str]; 5] = [
         &[],
@@ -92,7 +92,7 @@ fn other_machines_are_served_everything_only_if_insecure_and_choose_resources_on
     assert!(refused.starts_with("--listen [::]:7443 can be reached by other machines, and with --access=local"));
     let insecure = ["--listen=:7443", "--resource=pods", "--access=insecure"];
     let config = validated(&insecure);
-    assert_eq!((config.callers.mode, config.on_demand.is_on), (AuthorizationMode::AlwaysAllow, false));
+    assert_eq!((config.access.mode(), config.on_demand.is_on), (AuthorizationMode::AlwaysAllow, false));
     let config = validated(&[insecure.as_slice(), &["--on-demand"]].concat());
     assert_eq!(config.on_demand, ServeConfig::default().on_demand);
     assert!(given(&["--admin-listen=0.0.0.0:7444"]).validate().is_ok(), "health and metrics may be seen");
@@ -106,7 +106,7 @@ fn an_address_of_other_machines_may_be_served_to_callers_that_are_reviewed() {
     let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
     let config = validated(&[&open[..], &tls].concat());
     assert_eq!(
-        (config.callers.mode, config.passthrough.credentials),
+        (config.access.mode(), config.access.credentials()),
         (AuthorizationMode::Webhook, Some(Credentials::Caller))
     );
     assert_eq!(config.callers.always_allow_groups, ["system:masters"]);
@@ -132,78 +132,160 @@ fn each_profile_says_who_may_read_and_with_which_credentials_requests_are_forwar
     ] {
         let profile = format!("--access={profile}");
         let config = validated(&[&tls[..], &[&*profile]].concat());
-        assert_eq!((config.callers.mode, config.passthrough.credentials), (mode, credentials), "{profile}");
+        assert_eq!((config.access.mode(), config.access.credentials()), (mode, credentials), "{profile}");
         let plain = given(&["--listen=:7443", "--resource=pods", &*profile]).validate();
         assert_eq!(plain.is_ok(), profile.contains("insecure"), "{profile}");
     }
 }
 
+/// A rule about options that contradict each other, with options that break it and the beginning of
+/// the error.
+type Rule<'a> = &'a [(&'a [&'a str], &'a str)];
+
 #[test]
 fn each_contradiction_names_its_options() {
-    let authorized = "--access=authorized";
-    let tls = ["--tls-cert-file=a", "--tls-private-key-file=b"];
-    let cases: [(&[&str], &str); 26] = [
-        (
-            &["--access=authorized-impersonate"],
-            "--access=authorized-impersonate with --listen 127.0.0.1:7443 needs TLS",
-        ),
-        (&["--listen=:7443", "--resource=pods"], "--listen [::]:7443 can be reached by other machines, so callers are"),
-        (&[authorized], "--access=authorized with --listen 127.0.0.1:7443 needs TLS"),
-        (
-            &[authorized, tls[0], tls[1], "--api-audiences=a"],
+    const TLS: [&str; 2] = ["--tls-cert-file=a", "--tls-private-key-file=b"];
+    let on_socket = ["--access=authorized", "--listen=unix:/x"];
+    let rules: [Rule; 15] = [
+        // A profile for this machine is not for other machines.
+        &[(
+            &["--listen=:7443", "--on-demand", "--access=local-self"],
+            "--listen [::]:7443 can be reached by other machines, and with --access=local-self every client",
+        )],
+        // Callers that show tokens need TLS.
+        &[
+            (
+                &["--access=authorized-impersonate"],
+                "--access=authorized-impersonate with --listen 127.0.0.1:7443 needs TLS",
+            ),
+            (
+                &["--listen=:7443", "--resource=pods"],
+                "--listen [::]:7443 can be reached by other machines, so callers are",
+            ),
+        ],
+        // A restriction of callers needs callers that differ.
+        &[
+            (
+                &["--client-ca-file=a"],
+                "--client-ca-file would restrict nobody with --access=local, which does not distinguish callers; leave \
+                 --client-ca-file out, or choose --access=authorized or",
+            ),
+            (&["--api-audiences=a"], "--api-audiences would restrict nobody with --access=local"),
+            (&["--admin-authorization"], "--admin-authorization would restrict nobody with --access=local"),
+        ],
+        // Tokens of kubefan's own audiences cannot be forwarded.
+        &[(
+            &["--access=authorized", TLS[0], TLS[1], "--api-audiences=a"],
             "--api-audiences names audiences of kubefan's own, and --access=authorized would forward their tokens to the \
              apiserver, which refuses them; leave --api-audiences out, or choose --access=authorized-impersonate or \
              --access=authorized-cache-only",
-        ),
-        (
-            &["--client-ca-file=a"],
-            "--client-ca-file has no effect with --access=local, which does not distinguish callers; leave --client-ca-file \
-             out, or choose --access=authorized or",
-        ),
-        (&["tuning.authenticationSkipLookup"], "tuning.authenticationSkipLookup has no effect with --access=local"),
-        (&[authorized, "--listen=unix:/x", "--client-ca-file=a"], "--client-ca-file needs TLS"),
-        (&["--tls-min-version=VersionTLS13"], "--tls-min-version needs TLS"),
-        (&["--anonymous-auth"], "--anonymous-auth has no effect with --access=local"),
-        (&["--admin-authorization"], "--admin-authorization has no effect with --access=local"),
-        (&[authorized, "--listen=unix:/x", "--admin-authorization"], "--admin-authorization needs TLS"),
-        (
-            &[authorized, tls[0], tls[1], "tuning.serviceAccountJwks"],
-            "tuning.serviceAccountJwks is for tokens of kubefan's own",
-        ),
-        (
-            &[tls[0], tls[1], "--access=authorized-impersonate", "tuning.authorizationIgnoreExtra=[a]"],
-            "tuning.authorizationIgnoreExtra leaves extras out of what kubefan knows",
-        ),
-        (&["--tls-cert-file=x.pem"], "--tls-cert-file needs --tls-private-key-file"),
-        (&["--tls-private-key-file=x.pem"], "--tls-private-key-file needs --tls-cert-file"),
-        (&["--tls-managed-copies=a/b"], "--tls-managed-copies needs --tls-managed-secret"),
-        (&["--listen=127.0.0.1:7444"], "--listen and --admin-listen are both 127.0.0.1:7444"),
-        (&["--on-demand=false"], "nothing to serve: name what to cache with --resource"),
-        (
-            &["--listen=:7443", "--on-demand", "--access=local-self"],
-            "--listen [::]:7443 can be reached by other machines",
-        ),
-        (
+        )],
+        // What TLS protects needs TLS.
+        &[
+            (&[on_socket[0], on_socket[1], "--client-ca-file=a"], "--client-ca-file needs TLS"),
+            (&[on_socket[0], on_socket[1], "--admin-authorization"], "--admin-authorization needs TLS"),
+            (&["--tls-min-version=VersionTLS13"], "--tls-min-version needs TLS"),
+        ],
+        // The certificate is one choice, and complete.
+        &[
+            (&[TLS[0]], "--tls-cert-file needs --tls-private-key-file: the certificate is either in"),
+            (&[TLS[1]], "--tls-private-key-file needs --tls-cert-file"),
+            (&["--tls-managed-secret=a/b"], "--tls-managed-secret needs --tls-managed-dns-names"),
+            (&["--tls-managed-copies=a/b"], "--tls-managed-copies needs --tls-managed-secret"),
+            (&[TLS[0], TLS[1], "--tls-managed-copies=a/b"], "--tls-managed-copies excludes --tls-cert-file"),
+        ],
+        // A copy of the managed certificate is without the CA's key.
+        &[(
+            &["--tls-managed-secret=a/b", "--tls-managed-dns-names=c", "--tls-managed-copies=a/b"],
+            "--tls-managed-copies \"a/b\": the Secret of --tls-managed-secret",
+        )],
+        // The managed CA outlives the certificates.
+        &[(
+            &["--tls-managed-secret=a/b", "--tls-managed-dns-names=c", "tuning.tlsManagedCaLifetime=1h"],
+            "tuning.tlsManagedCaLifetime \"1h\": too short",
+        )],
+        // What protects the way to another kubefan needs TLS there.
+        &[
+            (&["--upstream-ca-file=a"], "--upstream-ca-file needs a gRPC address with TLS as --upstream"),
+            (&["--upstream=file", "--upstream-server-name=a"], "--upstream-server-name needs a gRPC address with TLS"),
+            (&["--upstream=127.0.0.1:1", "--upstream-token-file=a"], "--upstream-token-file needs a gRPC address"),
+        ],
+        // Peers speak over mutual TLS.
+        &[(&["--peers=p:1"], "--peers needs --peer-cert-file"), (&["--peer-listen=:1"], "--peer-listen needs --peer-")],
+        // Nothing is forwarded with a profile that refuses requests.
+        &[(
             &["--access=local-cache-only", "tuning.consistentReads=upstream"],
             "tuning.consistentReads: upstream needs requests to be forwarded to the apiserver",
-        ),
-        (
-            &["tuning.protobuf=off", "--resource=nodes,pods=json+protobuf"],
-            "--resource pods=protobuf has no effect with tuning.protobuf: off",
-        ),
-        (
-            &["--upstream=127.0.0.1:1", "--resource=pods=protobuf"],
-            "--resource pods=protobuf needs a kubeconfig as --upstream",
-        ),
-        (&["--upstream=127.0.0.1:1", "--cache-tables"], "--cache-tables needs a kubeconfig as --upstream"),
-        (&["--rebalance"], "--rebalance needs --peers"),
-        (&["--peers=p:1"], "--peers needs --peer-cert-file"),
-        (&["--upstream-ca-file=a"], "--upstream-ca-file needs a gRPC address as --upstream"),
+        )],
+        // A record needs a file.
+        &[(&["--audit-log-mode=blocking-strict"], "--audit-log-mode needs --audit-log-path")],
+        // The rights of a socket need a socket.
+        &[(&["--listen-mode=0600"], "--listen-mode needs --listen or --admin-listen unix:PATH")],
+        // Something is cached.
+        &[(&["--on-demand=false"], "nothing to serve: name what to cache with --resource")],
+        // A quiet resource is not stale.
+        &[(&["--max-staleness=2m"], "--max-staleness \"2m\": must be from 3m to 24h")],
     ];
-    for (flags, expected) in cases {
+    for (flags, expected) in rules.iter().copied().flatten() {
         let problem = problem(flags);
         assert!(problem.starts_with(expected), "{problem}");
     }
+}
+
+#[test]
+fn an_option_that_loses_its_effect_and_restricts_nothing_is_a_warning() {
+    let authorized = ["--access=authorized", "--listen=unix:/x"];
+    let grpc = "--upstream=https://h:1";
+    let cases: [(&[&str], &str); 11] = [
+        (
+            &["--anonymous-auth"],
+            "--anonymous-auth has no effect with --access=local, which does not distinguish callers",
+        ),
+        (&["tuning.authenticationSkipLookup"], "tuning.authenticationSkipLookup has no effect with --access=local"),
+        (
+            &["tuning.authorizationAlwaysAllowGroups=[a]"],
+            "tuning.authorizationAlwaysAllowGroups has no effect with --access=local",
+        ),
+        (&["tuning.serviceAccountJwks"], "tuning.serviceAccountJwks has no effect with --access=local"),
+        (
+            &[authorized[0], authorized[1], "tuning.serviceAccountJwks"],
+            "tuning.serviceAccountJwks has no effect without --api-audiences",
+        ),
+        (
+            &["--access=authorized-impersonate", authorized[1], "tuning.authorizationIgnoreExtra=[a]"],
+            "tuning.authorizationIgnoreExtra has no effect with --access=authorized-impersonate",
+        ),
+        (&[grpc, "--resource=pods=protobuf"], "--resource pods=protobuf has no effect with a gRPC address"),
+        (&[grpc, "--cache-tables"], "--cache-tables has no effect with a gRPC address"),
+        (
+            &[grpc, "--upstream-cert-file=a", "--upstream-token-file=b"],
+            "--upstream-token-file has no effect with --upstream-cert-file",
+        ),
+        (&[grpc, "--upstream-key-file=a"], "--upstream-key-file has no effect without --upstream-cert-file"),
+        (&["--rebalance"], "--rebalance has no effect without --peers and --peer-listen"),
+    ];
+    for (flags, expected) in cases {
+        let warnings = validated(flags).without_effect;
+        assert!(matches!(warnings.as_slice(), [warning] if warning.starts_with(expected)), "{flags:?}: {warnings:?}");
+    }
+    assert_eq!(ServeConfig::default().without_effect, Vec::<String>::new());
+    let kubeconfig =
+        validated(&["--upstream=file", "--resource=pods=protobuf", "--cache-tables", "tuning.protobuf=off"]);
+    assert_eq!(kubeconfig.without_effect, Vec::<String>::new(), "a kubeconfig leads to every encoding");
+}
+
+#[test]
+fn an_option_without_effect_is_off() {
+    let callers = |flags: &[&str]| validated(&[&["--listen=unix:/x"], flags].concat()).callers;
+    let extra = "tuning.authorizationIgnoreExtra=[a]";
+    assert_eq!(callers(&["--access=authorized", extra]).ignored_extra, ["a"]);
+    let acting = callers(&["--access=authorized-impersonate", extra]);
+    assert_eq!(acting.ignored_extra, Vec::<String>::new(), "users would act without the extra");
+    let jwks = ["--access=authorized-cache-only", "tuning.serviceAccountJwks"];
+    assert!(!callers(&jwks).service_account_jwks, "tokens for the apiserver are reviewed");
+    assert!(callers(&[&jwks[..], &["--api-audiences=a"]].concat()).service_account_jwks);
+    let over_grpc = validated(&["--upstream=https://h:1", "--resource=pods=protobuf,nodes=json+protobuf"]);
+    assert_eq!(over_grpc.cache.resources, ["pods", "nodes"].map(Into::into), "only JSON is read over gRPC");
 }
 
 #[test]
@@ -287,16 +369,8 @@ fn peers_need_certificates_and_certificates_peers() {
     assert_eq!((moving.rebalance, moving.rebalance_percent), (true, 5));
     assert_eq!(validated(&moves(&[])).peer.rebalance_percent, 1);
     let alone = [["--peers=p:1", "--rebalance"].as_slice(), &files].concat();
-    assert!(problem(&alone).starts_with("--rebalance needs --peer-listen"));
+    assert!(!validated(&alone).peer.rebalance, "the others would not learn its load");
     assert!(problem(&moves(&["tuning.rebalancePercent=11"])).ends_with("must be from 1 to 10"));
-    let same = [["--listen=127.0.0.1:1", "--peer-listen=127.0.0.1:1"].as_slice(), &files].concat();
-    assert!(problem(&same).contains("are both 127.0.0.1:1"));
-}
-
-#[test]
-fn a_mode_without_its_file_or_socket_is_refused() {
-    assert_eq!(problem(&["--audit-log-mode=blocking-strict"]), "--audit-log-mode needs --audit-log-path");
-    assert_eq!(problem(&["--listen-mode=0600"]), "--listen-mode needs --listen or --admin-listen unix:PATH");
 }
 
 #[test]
