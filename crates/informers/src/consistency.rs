@@ -43,7 +43,7 @@ use kubefan_common::{
     unless_planted,
 };
 use kubefan_fanout::{CachePosition, Fresh, Hub, Patience, Served};
-use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
+use kubefan_model::{ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
 use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};
 use tokio::{
@@ -115,12 +115,6 @@ pub(super) struct EmptyRange {
     pub(super) received: Instant,
 }
 
-/// Whether upstream has no watch cache of a resource. Events may be stored in a separate etcd, and
-/// kube-apiserver does not cache them, because there are too many.
-fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
-    gvr.resource == "events" && matches!(gvr.group.as_str(), "" | "events.k8s.io")
-}
-
 impl Prover {
     /// Creates a prover that proves nothing if `is_enabled` is false or if upstream has no watch
     /// cache of the resource.
@@ -131,7 +125,7 @@ impl Prover {
         missing_right: Arc<MissingRight>,
         is_enabled: bool,
     ) -> Arc<Self> {
-        let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
+        let is_enabled = is_enabled && served.gvr.has_watch_cache();
         let comparison = StateComparison::new(context.clone(), served.clone(), schema);
         Arc::new(Self {
             context,

@@ -81,7 +81,7 @@ pub async fn list(
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
     // page, and sends the whole list.
-    let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !is_cached_upstream(&served));
+    let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !served.gvr.has_watch_cache());
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };
@@ -99,7 +99,7 @@ pub async fn list(
         };
         visit(selected, SLICE_TESTS, count).await;
         if let Some(last) = page.filter(|_| found > limit) {
-            let has_slash = is_cached_upstream(&served);
+            let has_slash = served.gvr.has_watch_cache();
             meta.continues = ContinueToken::after(&last, version, namespace, has_slash).encode();
             let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
             meta.remaining = has_no_selector.then(|| found - before);
@@ -196,11 +196,6 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
     };
     visit(SelectedAfter { store, selection, last: None }, SLICE_TESTS, add).await;
     bytes >= bytes_min
-}
-
-/// Whether the apiserver has a watch cache for the resource. It has none for events and reads etcd.
-fn is_cached_upstream(served: &Served) -> bool {
-    served.gvr.resource != "events" || !matches!(&*served.gvr.group, "" | "events.k8s.io")
 }
 
 impl Listing {
