@@ -81,11 +81,13 @@ pub async fn list(
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
     // page, and sends the whole list.
-    let limit = limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !served.gvr.has_watch_cache());
+    let limit =
+        limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !served.gvr.has_watch_cache());
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };
     let mut left = usize::MAX;
+    let mut is_empty = None;
     if let Some(limit) = limit {
         let mut found = 0;
         let mut page = None;
@@ -106,6 +108,7 @@ pub async fn list(
             pages.retain(&hub, version, &store, continues.is_empty());
         }
         left = limit;
+        is_empty = Some(found == 0);
     }
     let resource = ListedResource {
         gvr: &served.gvr,
@@ -116,12 +119,10 @@ pub async fn list(
     };
     let encoder = ListEncoder::new(&resource, format);
     let items_len = if encoder.needs_items_len() { items_len(&encoder, selected, left).await } else { 0 };
-    let mut is_empty = true;
-    let first = |_: &Arc<Object>| {
-        is_empty = false;
-        ControlFlow::Break(())
+    let is_empty = match is_empty {
+        Some(is_empty) => is_empty,
+        None => encoder.depends_on_emptiness() && has_none(selected).await,
     };
-    visit(selected, SLICE_TESTS, first).await;
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
@@ -160,6 +161,17 @@ async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&
         last = reached.or(last);
         yield_now().await;
     }
+}
+
+/// Whether no object is selected.
+async fn has_none(selected: SelectedAfter<'_>) -> bool {
+    let mut has_none = true;
+    let first = |_: &Arc<Object>| {
+        has_none = false;
+        ControlFlow::Break(())
+    };
+    visit(selected, SLICE_TESTS, first).await;
+    has_none
 }
 
 /// Returns the total length of the first `left` items, in bytes. It inspects every object, so its
