@@ -39,6 +39,7 @@ use super::{
     discovered::{DiscoveredResource, not_built_in},
     on_demand_eviction::{self, Room, ScopedResource, Taken},
     registry::Registry,
+    resource_media::CONFIGURABLE,
 };
 
 /// Maximum wait of a reader for the first sync of a cache that it has started.
@@ -170,7 +171,7 @@ impl Registry {
 
     /// Whether this resource is configured in this scope, in any encoding.
     fn is_configured(&self, id: &CacheId) -> bool {
-        [Media::Json, Media::Protobuf].into_iter().any(|media| {
+        CONFIGURABLE.into_iter().any(|media| {
             let configured = CacheId { media, ..id.clone() };
             self.caches.get(&configured).is_some_and(|cache| !cache.on_demand())
         })

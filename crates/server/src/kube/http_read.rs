@@ -21,6 +21,9 @@ use super::{
     websocket::Socket,
 };
 
+/// The reason why upstream does not answer instead.
+pub const NOT_FORWARDED: &str = "requests are not forwarded to the apiserver (--access)";
+
 /// A `GET` request for objects.
 pub struct HttpRead<'a> {
     /// The path.
@@ -142,8 +145,7 @@ fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
 
 /// Returns the failure of a request that is no read of objects.
 fn not_served(request: &Parts, settings: ReadSettings) -> ReadError {
-    let off =
-        if settings.is_passed_through { "" } else { ", and requests are not forwarded to the apiserver (--access)" };
+    let off = if settings.is_passed_through { String::new() } else { format!(", and {NOT_FORWARDED}") };
     ReadError::Upstream(match request.method {
         Method::GET => Failure::not_served(format!("{} is not served from the cache{off}", request.uri.path())),
         _ => Failure::method_not_allowed(format!("kubefan only serves reads{off}")),
