@@ -16,11 +16,12 @@ pub mod wake;
 #[cfg(test)]
 mod tests;
 
-pub use catalog::{CacheRequest, Catalog, Patience, Served};
+pub use catalog::{CacheRequest, Catalog, OWN_WATCH_WAIT, Patience, Served};
 pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
 pub use subscribe::{
-    Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription, options::ProvidedBackfill,
+    BATCH_BYTES_MAX, Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription,
+    options::ProvidedBackfill,
 };
 pub use views::log::Behind;
 pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

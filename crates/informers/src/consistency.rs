@@ -42,7 +42,7 @@ use kubefan_common::{
     planted::{self, Bug},
     unless_planted,
 };
-use kubefan_fanout::{CachePosition, Fresh, Hub, Patience, Served};
+use kubefan_fanout::{CachePosition, Fresh, Hub, OWN_WATCH_WAIT, Patience, Served};
 use kubefan_model::{ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
 use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};
@@ -67,9 +67,6 @@ const PROOF_INTERVAL: Duration = Duration::from_secs(1);
 /// one full list. The interval is shorter than the wait of [`Patience::AtOnce`], so that these
 /// readers reach the next proof.
 const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
-/// Wait of a proof for the cache's own watch before it opens another. On a busy resource the cache
-/// is a moment behind.
-const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 /// A resource without an update for this time is quiet. For a quiet resource a look-up alone proves
 /// nothing, because the next event is far off. The look-up would also take upstream up to 100 ms,
 /// because the apiserver's watch cache must first request progress from etcd.

@@ -32,6 +32,7 @@ use kubefan_peer::ReceivedCache;
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
     SourceReflector, UpstreamError,
+    client::FORBIDDEN_GRACE,
     reflector::{ReflectorError, ReflectorEvent},
 };
 use rand::rngs::StdRng;
@@ -59,9 +60,6 @@ use super::{
     warm_start::warm_start,
 };
 
-/// Time for which a cache keeps serving its state after a 403. An apiserver that has just started
-/// answers 403 until its authorizer has read its rules.
-const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 /// Time for which a list may hold its place without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
 /// Objects to pack before yielding to other tasks: a few milliseconds of work.
