@@ -8,7 +8,7 @@ use kubefan_server::{
     transport::{certificate::Certificate, tls, tls_options::TlsOptions},
 };
 use kubefan_telemetry::metrics::Metrics;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::{SeedableRng, rngs::StdRng};
 use rustls::server::ResolvesServerCert;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
@@ -98,7 +98,7 @@ impl ServingCertificate {
                     clippy::disallowed_methods,
                     reason = "randomness enters here; code below takes it as a parameter"
                 )]
-                let random = SmallRng::seed_from_u64(rand::random());
+                let random = StdRng::seed_from_u64(rand::random());
                 let upstream = shared.upstream.clone();
                 let managed = managed.clone();
                 let options = options.clone();

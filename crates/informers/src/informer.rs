@@ -72,7 +72,7 @@ pub(super) struct Informer {
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
     allowance: Option<CacheQuota>,
-    reflector: SourceReflector<StdRng>,
+    reflector: SourceReflector,
     writer: CacheWriter,
     retry: Retry,
     random: StdRng,
