@@ -3,11 +3,11 @@
 //! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its
 //! snapshot while it waits for the snapshot gate.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{convert::Infallible, ops::ControlFlow, sync::Arc};
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::stream;
+use futures::StreamExt;
 use http::Response;
 use kubefan_access::{Authorized, Read};
 use kubefan_admission::FairPermit;
@@ -20,7 +20,6 @@ use kubefan_cache::{
 use kubefan_common::planted::{self, Bug};
 use kubefan_fanout::Served;
 use kubefan_model::{ObjectKey, object::Object, selection::Selection};
-use tokio::task::yield_now;
 
 use super::{
     answer,
@@ -28,10 +27,11 @@ use super::{
     options::{Freshness, ListOptions},
     pages::{ContinueToken, PageSnapshots},
 };
-use crate::target_lookup::Selected;
+use crate::{
+    sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
+    target_lookup::Selected,
+};
 
-/// The approximate size of a chunk of the body, in bytes.
-const CHUNK_BYTES: usize = 256 << 10;
 /// The smallest limit of clients that read all pages. A client with a smaller one may want only the
 /// first page.
 const PAGE_OBJECTS_MIN: usize = 500;
@@ -99,7 +99,7 @@ pub async fn list(
             }
             if found > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        visit(selected, SLICE_TESTS, count).await;
+        selected.visit(SLICE_TESTS, count).await;
         if let Some(last) = page.filter(|_| found > limit) {
             let has_slash = served.gvr.has_watch_cache();
             meta.continues = ContinueToken::after(&last, version, namespace, has_slash).encode();
@@ -126,41 +126,8 @@ pub async fn list(
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
-    let chunks = stream::unfold(Some(listing), move |listing| {
-        let _until_the_end = (&place, &permit);
-        async {
-            let mut listing = listing?;
-            let (chunk, complete) = listing.next().await;
-            Some((Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing)))
-        }
-    });
+    let chunks = chunks(listing, (place, permit)).map(Ok::<_, Infallible>);
     answer::from_cache(media.content_type(), Body::from_stream(chunks))
-}
-
-/// The selected objects of a state after a key.
-#[derive(Clone, Copy)]
-struct SelectedAfter<'a> {
-    store: &'a Store,
-    selection: &'a Selection,
-    /// The key; `None` for all selected objects.
-    last: Option<&'a ObjectKey>,
-}
-
-/// Calls `each` for the objects until it breaks. Other tasks run after each slice of `tests` tests.
-async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>) {
-    let SelectedAfter { store, selection, last } = selected;
-    let mut last = last.cloned();
-    loop {
-        let reached = {
-            let mut scan = store.scan(selection, last.as_ref(), tests);
-            if scan.by_ref().any(|object| each(object).is_break()) || scan.is_complete() {
-                return;
-            }
-            scan.tested().cloned()
-        };
-        last = reached.or(last);
-        yield_now().await;
-    }
 }
 
 /// Whether no object is selected.
@@ -170,7 +137,7 @@ async fn has_none(selected: SelectedAfter<'_>) -> bool {
         has_none = false;
         ControlFlow::Break(())
     };
-    visit(selected, SLICE_TESTS, first).await;
+    selected.visit(SLICE_TESTS, first).await;
     has_none
 }
 
@@ -186,7 +153,7 @@ async fn items_len(encoder: &ListEncoder, selected: SelectedAfter<'_>, mut left:
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit(selected, SLICE_TESTS / 8, add).await;
+    selected.visit(SLICE_TESTS / 8, add).await;
     sum
 }
 
@@ -206,44 +173,37 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit(SelectedAfter { store, selection, last: None }, SLICE_TESTS, add).await;
+    SelectedAfter { store, selection, last: None }.visit(SLICE_TESTS, add).await;
     bytes >= bytes_min
 }
 
-impl Listing {
-    /// Returns the next chunk of the body, and whether it was the last.
-    async fn next(&mut self) -> (Bytes, bool) {
+impl SlicedList for Listing {
+    type Content = Bytes;
+
+    async fn next_chunk(&mut self) -> Chunk<Bytes> {
         let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
         let mut is_first = !std::mem::replace(&mut self.started, true);
         if is_first {
             chunk.put_slice(&self.head);
         }
         let mut objects = 0;
-        let complete = loop {
-            let (reached, is_over) = {
-                let mut scan = self.store.scan(&self.selection, self.last.as_ref(), SLICE_TESTS);
-                while self.left > 0
-                    && chunk.len() < CHUNK_BYTES
-                    && let Some(object) = scan.next()
-                {
-                    self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
-                    self.left -= 1;
-                    objects += 1;
-                }
-                (scan.tested().cloned(), scan.is_complete() || self.left == 0)
-            };
-            self.last = reached.or(self.last.take());
-            if is_over || chunk.len() >= CHUNK_BYTES {
-                break is_over;
-            }
-            yield_now().await;
+        let put = |object: &Arc<Object>| {
+            self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
+            self.left -= 1;
+            objects += 1;
+            let is_full = self.left == 0 || chunk.len() >= CHUNK_BYTES;
+            if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        if complete {
+        let selected = SelectedAfter { store: &self.store, selection: &self.selection, last: self.last.as_ref() };
+        let Visited { last, is_complete } = selected.visit(SLICE_TESTS, put).await;
+        self.last = last;
+        let is_last = is_complete || self.left == 0;
+        if is_last {
             chunk.put_slice(&self.tail);
         }
         self.served.hub.metrics().snapshot_sent(objects, chunk.len());
         self.notes.sent(objects, chunk.len());
-        (chunk.freeze(), complete)
+        Chunk { content: chunk.freeze(), is_last }
     }
 }
 
