@@ -75,8 +75,9 @@ pub async fn list(
     let FoundCache { selected: Selected { served, selection }, format } = found;
     let Snapshot { store, version, permit, last } = snapshot;
     let hub = served.hub.clone();
-    let shard = options.spec.shard().ok().flatten();
-    let has_no_selector = options.spec.is_empty();
+    let spec = read.what().spec();
+    let shard = spec.shard().ok().flatten();
+    let has_no_selector = spec.is_empty();
     let namespace = &*read.what().target().namespace;
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
