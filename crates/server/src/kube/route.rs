@@ -234,8 +234,9 @@ fn waits_for_sync(request: &ReadRequest) -> bool {
     }
 }
 
-/// Whether a read may start a cache although upstream could answer it: a watch, which will continue
-/// to use the cache, and the list that informers send before their watch.
+/// Whether a read may start the first cache of a resource although upstream could answer it: a
+/// watch, which will continue to use the cache, and the list that informers send before their
+/// watch. If the resource is cached as JSON, any read may start the cache of its encoding.
 fn may_start_cache(read: &HttpRead<'_>) -> bool {
     match &read.request {
         ReadRequest::Get(_) => false,
