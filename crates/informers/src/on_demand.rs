@@ -38,7 +38,7 @@ use super::{
     cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
     on_demand_eviction::{self, Room, ScopedResource, Taken},
-    registry::Registry,
+    registry::{RefusedCache, Registry},
     resource_media::CONFIGURABLE,
 };
 
@@ -78,7 +78,8 @@ impl Drop for RemoveOnDrop {
         match ended.take() {
             Some(ended) if removed && ended.refused => {
                 registry.note_without_room(&id.gvr);
-                registry.refused.insert(id.clone(), (Instant::now(), ended.reason.message));
+                let refused = RefusedCache { at: Instant::now(), message: ended.reason.message };
+                registry.refused.insert(id.clone(), refused);
             }
             Some(_) => {}
             None => {
@@ -102,8 +103,8 @@ impl Registry {
     /// Checks whether a reader may start this cache. Costs no request to upstream.
     pub(super) fn may_start(&self, id: &CacheId, tenant: Option<&str>) -> Result<StartPermit, Refusal> {
         let permit = self.start_permit(id)?;
-        if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_FOR) {
-            return Err(exhausted(id.media, refused.1.clone()));
+        if let Some(refused) = self.refused.get(id).filter(|refused| refused.at.elapsed() < REFUSED_FOR) {
+            return Err(exhausted(id.media, refused.message.clone()));
         }
         self.find_room(id, permit.resources_max, tenant)?;
         Ok(permit)
@@ -319,7 +320,7 @@ impl Registry {
 pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     loop {
         sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
-        registry.refused.retain(|_, (at, _)| at.elapsed() < REFUSAL_REMEMBERED_FOR);
+        registry.refused.retain(|_, refused| refused.at.elapsed() < REFUSAL_REMEMBERED_FOR);
         registry.drop_cached(|cache| {
             let status = cache.served.hub.status();
             let idle = status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout;
