@@ -2,7 +2,6 @@
 
 use kubefan_cache::{RelistReason, warnings::Warnings};
 use kubefan_model::ResourceVersion;
-use rand::rngs::StdRng;
 
 use super::{
     grpc_reflector::GrpcReflector,

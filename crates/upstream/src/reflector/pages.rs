@@ -6,7 +6,6 @@
 
 use kubefan_cache::Update;
 use kubefan_model::ResourceVersion;
-use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use crate::{

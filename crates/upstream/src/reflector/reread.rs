@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use kubefan_cache::{RelistReason, Update};
 use kubefan_model::ResourceVersion;
-use rand::rngs::StdRng;
 use tokio::time::{Instant, sleep};
 
 use crate::{

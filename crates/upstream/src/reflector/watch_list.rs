@@ -3,7 +3,6 @@
 
 use kubefan_cache::{RelistReason, Update};
 use kubefan_model::event::EventType;
-use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use crate::{
