@@ -55,8 +55,8 @@ impl GroupVersionResource {
         })
     }
 
-    /// Whether the apiserver has a watch cache of the resource. It has none of events, because there
-    /// are too many. They may be in an etcd of their own, and all reads of them go there.
+    /// Whether the apiserver has a watch cache of the resource. It has none of events, because
+    /// there are too many. They may be in an etcd of their own, and all reads of them go there.
     pub fn has_watch_cache(&self) -> bool {
         self.resource != "events" || !matches!(self.group.as_str(), "" | "events.k8s.io")
     }
