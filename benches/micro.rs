@@ -41,8 +41,7 @@ use kubefan_upstream::{
     lines::LINE_BYTES_MAX,
     reflector::{Reflector, ReflectorEvent, ReflectorOptions, Target},
 };
-use rand::SeedableRng;
-use rand_pcg::Pcg64Mcg;
+use rand::{SeedableRng, rngs::StdRng};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
@@ -249,7 +248,7 @@ mod upstream {
     }
 
     /// A reflector whose upstream returns these fixed responses.
-    fn reflector(kind: &PodKind, list: &Bytes, watch: &Bytes) -> Reflector<Pcg64Mcg> {
+    fn reflector(kind: &PodKind, list: &Bytes, watch: &Bytes) -> Reflector {
         let list = list.clone();
         let watch = watch.clone();
         let metrics = kind.metrics();
@@ -274,7 +273,7 @@ mod upstream {
             line_bytes_max: LINE_BYTES_MAX,
         };
         let open_watch = Arc::new(move || metrics.upstream_watch(WatchPurpose::Standing));
-        Reflector::new(upstream, target, kind.parser.clone(), options, open_watch, Pcg64Mcg::seed_from_u64(1))
+        Reflector::new(upstream, target, kind.parser.clone(), options, open_watch, StdRng::seed_from_u64(1))
     }
 
     fn page(items: &[String]) -> Bytes {
@@ -282,7 +281,7 @@ mod upstream {
     }
 
     /// Runs steps until one satisfies `last`. Returns the number of objects.
-    fn steps(runtime: &Runtime, reflector: &mut Reflector<Pcg64Mcg>, last: fn(&ReflectorEvent) -> bool) -> usize {
+    fn steps(runtime: &Runtime, reflector: &mut Reflector, last: fn(&ReflectorEvent) -> bool) -> usize {
         runtime.block_on(async {
             let mut objects = 0;
             loop {

@@ -18,8 +18,9 @@ use std::{
 use clap::{Parser, Subcommand};
 use futures::{Stream, StreamExt, future::BoxFuture, stream};
 use kubefan_cache::Update;
-use kubefan_common::proto::v1alpha1::{
-    Event, EventType as Kind, SnapshotBegin, SnapshotEnd, WatchRequest, WatchResponse, watch_response,
+use kubefan_common::proto::{
+    WATCH_PATH,
+    v1alpha1::{Event, EventType as Kind, SnapshotBegin, SnapshotEnd, WatchRequest, WatchResponse, watch_response},
 };
 use kubefan_model::{
     GroupVersionResource, Media, ResourceVersion, Scope,
@@ -214,7 +215,7 @@ impl tower::Service<http::Request<Body>> for Service {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let service = self.clone();
         Box::pin(async move {
-            if request.uri().path() != "/kubefan.v1alpha1.WatchService/Watch" {
+            if request.uri().path() != WATCH_PATH {
                 return Ok(Status::unimplemented("only Watch is implemented").into_http());
             }
             let mut grpc = Grpc::new(ProstCodec::<WatchResponse, WatchRequest>::default());

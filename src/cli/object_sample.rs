@@ -1,7 +1,8 @@
 //! The first objects of a resource: how many there are in all, and how large they are.
 
-use serde::{Deserialize, de::IgnoredAny};
+use serde::de::IgnoredAny;
 
+use kubefan_common::api_json::{ListJson, ListMeta};
 use kubefan_upstream::{
     Upstream, UpstreamError,
     client::{Verb, encode_query},
@@ -27,22 +28,6 @@ pub(super) struct ResourceSize {
     pub(super) bytes: u64,
 }
 
-#[derive(Deserialize)]
-struct List {
-    metadata: ListMeta,
-    items: Vec<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMeta {
-    resource_version: String,
-    remaining_item_count: Option<u64>,
-    /// Absent in a list of all objects, which then has no count either.
-    #[serde(rename = "continue", default)]
-    token: String,
-}
-
 impl ObjectSample {
     /// Reads the first objects of a collection, such as `/api/v1/pods`.
     pub(super) async fn read(upstream: &Upstream, path: &str, field_selector: &str) -> Result<Self, UpstreamError> {
@@ -50,10 +35,22 @@ impl ObjectSample {
         let selector = (!field_selector.is_empty()).then_some(("fieldSelector", field_selector));
         let query = encode_query([("limit", limit.as_str())].into_iter().chain(selector));
         let body = upstream.get(Verb::List, &format!("{path}{query}")).await?;
-        let list: List = serde_json::from_slice(&body).map_err(UpstreamError::invalid_json)?;
-        let ListMeta { resource_version, remaining_item_count, token } = list.metadata;
-        let remaining = if token.is_empty() { Some(0) } else { remaining_item_count };
-        let size = size(list.items.len() as u64, remaining, body.len() as u64);
+        Self::from_page(&body)
+    }
+
+    /// Reads the first page of a list.
+    fn from_page(body: &[u8]) -> Result<Self, UpstreamError> {
+        let list: ListJson<IgnoredAny> = serde_json::from_slice(body).map_err(UpstreamError::invalid_json)?;
+        let ListMeta { resource_version, continue_token, remaining_item_count } = list.metadata.unwrap_or_default();
+        // The page of a gateway, for example, says nothing about the resource.
+        if resource_version.is_empty() {
+            return Err(UpstreamError::invalid("a list without a version"));
+        }
+        let listed = list.items.unwrap_or_default().len() as u64;
+        // A list of all objects has no count.
+        let remaining = if continue_token.is_empty() { Some(0) } else { remaining_item_count };
+        let remaining = remaining.and_then(|remaining| u64::try_from(remaining).ok());
+        let size = size(listed, remaining, body.len() as u64);
         Ok(Self { resource_version, size })
     }
 }
@@ -67,6 +64,15 @@ fn size(listed: u64, remaining: Option<u64>, bytes: u64) -> Option<ResourceSize>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn null_is_read_as_client_go_reads_it() {
+        let page = br#"{"kind":"PodList","metadata":{"resourceVersion":"7","continue":null,"remainingItemCount":null},"items":null}"#;
+        let sample = ObjectSample::from_page(page).unwrap();
+        let size = Some(ResourceSize { objects: 0, bytes: 0 });
+        assert_eq!(sample, ObjectSample { resource_version: "7".to_owned(), size });
+        assert!(ObjectSample::from_page(br#"{"items":[]}"#).is_err(), "not a list");
+    }
 
     #[test]
     fn a_size_is_extrapolated_from_the_first_objects() {

@@ -8,7 +8,7 @@ use kubefan_server::{
     transport::{certificate::Certificate, tls, tls_options::TlsOptions},
 };
 use kubefan_telemetry::metrics::Metrics;
-use rand::{SeedableRng, rngs::SmallRng};
+use rand::{SeedableRng, rngs::StdRng};
 use rustls::server::ResolvesServerCert;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
@@ -94,7 +94,7 @@ impl ServingCertificate {
                 shared.spawn(async move { certificate.follow().await });
             }
             Self::Managed(managed, options) => {
-                let random = SmallRng::seed_from_u64(seed());
+                let random = StdRng::seed_from_u64(seed());
                 let upstream = shared.upstream.clone();
                 let managed = managed.clone();
                 let options = options.clone();

@@ -9,7 +9,10 @@ use h2::{
     client::{self, SendRequest},
 };
 use http::{HeaderMap, HeaderValue, Request, header};
-use kubefan_common::proto::v1alpha1::{OnExpired, OnLag, Target, WatchRequest};
+use kubefan_common::proto::{
+    WATCH_PATH,
+    v1alpha1::{OnExpired, OnLag, Target, WatchRequest},
+};
 use kubefan_upstream::client::encode_query;
 use prost::Message;
 use tokio::{
@@ -216,7 +219,7 @@ impl Agents {
                 ..WatchRequest::default()
             }
             .encode_to_vec();
-            let request = Request::post("http://localhost/kubefan.v1alpha1.WatchService/Watch")
+            let request = Request::post(format!("http://localhost{WATCH_PATH}"))
                 .header("content-type", "application/grpc")
                 .header("te", "trailers")
                 .body(())

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use h2::{RecvStream, client::SendRequest};
 use http::{HeaderMap, Method, Request};
+use kubefan_common::proto::WATCH_PATH;
 use tokio::{
     io::{AsyncRead, ReadBuf},
     sync::{Semaphore, SemaphorePermit},
@@ -278,7 +279,7 @@ async fn receive_grpc(
 /// Opens a watch over gRPC. Returns `None` if the server is not ready yet.
 pub(super) async fn open_watch(send: SendRequest<Bytes>, message: Bytes) -> Result<Option<RecvStream>, String> {
     let failed = |error: h2::Error| format!("request: {error}");
-    let request = Request::post("http://localhost/kubefan.v1alpha1.WatchService/Watch")
+    let request = Request::post(format!("http://localhost{WATCH_PATH}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())

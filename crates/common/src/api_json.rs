@@ -6,35 +6,37 @@
 
 use std::borrow::Cow;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// A page of a list.
+/// A page of a list, with each object as `T`.
 #[derive(Debug, Deserialize)]
-pub struct ListJson<'a> {
+pub struct ListJson<T> {
     /// Kind, such as `PodList`. The page of a gateway, for example, has none that ends with `List`.
     #[serde(borrow, default)]
-    pub kind: Cow<'a, str>,
+    pub kind: String,
     /// API version, such as `apps/v1`.
     #[serde(borrow, default, rename = "apiVersion")]
-    pub api_version: Cow<'a, str>,
+    pub api_version: String,
     /// The version, and the token of the next page.
-    #[serde(default)]
     pub metadata: Option<ListMeta>,
     /// The objects.
-    #[serde(borrow, default)]
-    pub items: Option<Vec<&'a RawValue>>,
+    pub items: Option<Vec<T>>,
 }
 
-/// The metadata of a page.
+/// The metadata of a page of a list or of a Table.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct ListMeta {
     /// The version of the list.
-    #[serde(default)]
+    #[serde(deserialize_with = "null_as_default")]
     pub resource_version: String,
-    #[serde(default)]
-    r#continue: Option<String>,
+    /// The token of the next page; empty on the last page.
+    #[serde(rename = "continue", deserialize_with = "null_as_default")]
+    pub continue_token: String,
+    /// The number of objects on the pages that follow. `None` if the server does not count them,
+    /// as with a selector.
+    pub remaining_item_count: Option<i64>,
 }
 
 /// A page whose continue token is the one that it was requested with: its list would never end.
@@ -42,11 +44,12 @@ pub struct ListMeta {
 #[error("a page's continue token leads to the same page")]
 pub struct SamePage;
 
-impl ListMeta {
-    /// The version, and the continue token, which is empty on the last page.
-    pub fn into_parts(self) -> (String, String) {
-        (self.resource_version, self.r#continue.unwrap_or_default())
-    }
+/// Reads null as an empty value, as Go does.
+///
+/// # Errors
+/// A value of another type.
+pub fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// Refuses a page that leads to itself. `requested` is the continue token that it was requested
@@ -110,12 +113,13 @@ mod tests {
 
     #[test]
     fn null_is_read_as_client_go_reads_it() {
-        let list: ListJson<'_> = serde_json::from_str(
-            r#"{"kind":"PodList","metadata":{"resourceVersion":"7","continue":null},"items":null}"#,
-        )
-        .unwrap();
-        assert!(list.items.is_none());
-        assert_eq!(list.metadata.unwrap().into_parts(), ("7".to_owned(), String::new()));
+        let null = r#"{"kind":null,"apiVersion":null,"metadata":{"resourceVersion":"7","continue":null,"remainingItemCount":null},"items":null}"#;
+        for list in [null, r#"{"metadata":{"resourceVersion":"7"}}"#] {
+            let list: ListJson<&RawValue> = serde_json::from_str(list).unwrap();
+            assert!(list.kind.is_empty() && list.api_version.is_empty() && list.items.is_none());
+            let ListMeta { resource_version, continue_token, remaining_item_count } = list.metadata.unwrap();
+            assert_eq!((&*resource_version, &*continue_token, remaining_item_count), ("7", "", None));
+        }
         let bookmark = |annotations: &str| {
             read_bookmark(format!(r#"{{"metadata":{{"resourceVersion":"7",{annotations}}}}}"#).as_bytes()).unwrap()
         };

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::text::one_line;
+use crate::{api_json::null_as_default, text::one_line};
 
 /// Longest delay that a server may ask for. A longer one would look like a hang.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
@@ -69,11 +69,6 @@ struct DetailsJson {
     #[serde(deserialize_with = "null_as_default")]
     retry_after_seconds: u64,
     causes: Option<Vec<ApiStatusCause>>,
-}
-
-/// Reads null as an empty value, as Go does.
-fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl ApiStatus {

@@ -1,7 +1,7 @@
 //! The servers' view of the caches: one small trait, so that servers are tested without an
 //! upstream.
 
-use std::{any::Any, sync::Arc};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use kubefan_cache::{Backfill, Refusal};
@@ -13,6 +13,10 @@ use kubefan_model::{
 use tokio::time::Instant;
 
 use crate::hub::{Hub, ReadSource};
+
+/// Time to wait for the cache's own watch before a proof needs another request. On a busy resource
+/// the cache is a moment behind.
+pub const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 
 /// A resource that is served in one scope.
 #[derive(Clone)]

@@ -16,11 +16,11 @@ pub mod wake;
 #[cfg(test)]
 mod tests;
 
-pub use catalog::{CacheRequest, Catalog, Patience, Served};
-pub use hub::{CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource};
+pub use catalog::{CacheRequest, Catalog, OWN_WATCH_WAIT, Patience, Served};
+pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
 pub use send::FrameBuf;
 pub use subscribe::{
-    NotSubscribed, Observed, Observer, Provided, Start, SubscribeNeed, SubscribeOptions, Subscription,
+    BATCH_BYTES_MAX, Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription,
     options::ProvidedBackfill,
 };
 pub use views::log::Behind;

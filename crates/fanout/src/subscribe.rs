@@ -10,5 +10,5 @@ mod try_subscribe;
 
 pub use options::{Provided, Start, SubscribeOptions};
 pub use progress::{Observed, Observer};
-pub use subscription::Subscription;
-pub use try_subscribe::{NotSubscribed, SubscribeNeed};
+pub use subscription::{BATCH_BYTES_MAX, Subscription};
+pub use try_subscribe::{Need, NotSubscribed};

@@ -4,10 +4,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kubefan_common::api_json::ListJson;
 use kubefan_fanout::Served;
 use kubefan_model::{GroupVersionResource, Media};
 use kubefan_upstream::client::{Verb, encode_query};
-use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -141,15 +142,6 @@ impl CacheQuota {
         if !self.limits.checks_first {
             return Ok(());
         }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct ListMetadata {
-            remaining_item_count: Option<usize>,
-        }
-        #[derive(Deserialize)]
-        struct FirstPage {
-            metadata: ListMetadata,
-        }
         let query = encode_query([("limit", "1"), ("fieldSelector", context.upstream_field_selector.as_str())]);
         // Another kubefan cannot report the number over gRPC, and sends the objects from its memory
         // anyway.
@@ -158,9 +150,7 @@ impl CacheQuota {
         let Ok(body) = source.get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await else {
             return Ok(());
         };
-        let Ok(FirstPage { metadata }) = serde_json::from_slice(&body) else { return Ok(()) };
-        // The apiserver does not count when a selector is set.
-        let objects = 1 + metadata.remaining_item_count.unwrap_or(0);
+        let Some(objects) = objects_in_all(&body) else { return Ok(()) };
         let CacheLimits { objects_max, ref budget, .. } = self.limits;
         let bytes_max = budget.bytes_max;
         let unit = budget.unit();
@@ -187,6 +177,15 @@ impl CacheQuota {
     }
 }
 
+/// Returns the number of objects of a list, from a first page with one of them. `None` if it is not
+/// a page of a list.
+fn objects_in_all(page: &[u8]) -> Option<usize> {
+    let list: ListJson<IgnoredAny> = serde_json::from_slice(page).ok()?;
+    // The apiserver does not count when a selector is set.
+    let remaining = list.metadata?.remaining_item_count.and_then(|remaining| usize::try_from(remaining).ok());
+    Some(remaining.unwrap_or(0).saturating_add(1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,5 +208,14 @@ mod tests {
             let message = message_of_a_full_budget(media);
             assert!(message.ends_with(settings), "{message}");
         }
+    }
+
+    #[test]
+    fn null_is_read_as_client_go_reads_it() {
+        let null = br#"{"metadata":{"resourceVersion":"7","continue":null,"remainingItemCount":null},"items":null}"#;
+        assert_eq!(objects_in_all(null), Some(1));
+        let page = br#"{"metadata":{"resourceVersion":"7","continue":"a","remainingItemCount":9},"items":[{}]}"#;
+        assert_eq!(objects_in_all(page), Some(10));
+        assert_eq!(objects_in_all(b"<html>"), None);
     }
 }

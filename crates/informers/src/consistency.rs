@@ -42,8 +42,8 @@ use kubefan_common::{
     planted::{self, Bug},
     unless_planted,
 };
-use kubefan_fanout::{CachePosition, Hub, Patience, ReadSource, Served};
-use kubefan_model::{GroupVersionResource, ResourceVersion, selection::Selection};
+use kubefan_fanout::{CachePosition, Fresh, Hub, OWN_WATCH_WAIT, Patience, Served};
+use kubefan_model::{ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
 use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};
 use tokio::{
@@ -67,9 +67,6 @@ const PROOF_INTERVAL: Duration = Duration::from_secs(1);
 /// saves upstream at least one full list. The interval is shorter than the wait of
 /// [`Patience::AtOnce`], so that these readers reach the next proof.
 const LOOK_UP_INTERVAL: Duration = Duration::from_millis(25);
-/// Wait of a proof for the cache's own watch before it opens another. On a busy resource the cache
-/// is a moment behind.
-const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 /// A resource without an update for this time is quiet. For a quiet resource a look-up alone proves
 /// nothing, because the next event is far off. The look-up would also take upstream up to 100 ms,
 /// because the apiserver's watch cache must first request progress from etcd.
@@ -116,12 +113,6 @@ pub(super) struct EmptyRange {
     pub(super) received: Instant,
 }
 
-/// Whether upstream has no watch cache of a resource. Events may be stored in a separate etcd, and
-/// kube-apiserver does not cache them, because there are too many.
-fn is_uncached_upstream(gvr: &GroupVersionResource) -> bool {
-    gvr.resource == "events" && matches!(gvr.group.as_str(), "" | "events.k8s.io")
-}
-
 impl Prover {
     /// Creates a prover that proves nothing if `is_enabled` is false or if upstream has no watch
     /// cache of the resource.
@@ -132,7 +123,7 @@ impl Prover {
         missing_right: Arc<MissingRight>,
         is_enabled: bool,
     ) -> Arc<Self> {
-        let is_enabled = is_enabled && !is_uncached_upstream(&served.gvr);
+        let is_enabled = is_enabled && served.gvr.has_watch_cache();
         let comparison = StateComparison::new(context.clone(), served.clone(), schema);
         Arc::new(Self {
             context,

@@ -33,6 +33,7 @@ use kubefan_peer::ReceivedCache;
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
     SourceReflector, UpstreamError,
+    client::FORBIDDEN_GRACE,
     reflector::{ReflectorError, ReflectorEvent},
 };
 use rand::rngs::StdRng;
@@ -59,9 +60,6 @@ use super::{
     warm_start::warm_start,
 };
 
-/// Time for which a cache keeps serving its state after a 403. An apiserver that has just started
-/// answers 403 until its authorizer has read its rules.
-const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 /// Time for which a list may hold its permit without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
 
@@ -71,8 +69,8 @@ pub(super) struct Informer {
     served: Served,
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
-    quota: Option<CacheQuota>,
-    reflector: SourceReflector<StdRng>,
+    allowance: Option<CacheQuota>,
+    reflector: SourceReflector,
     writer: CacheWriter,
     retry: Retry,
     random: StdRng,

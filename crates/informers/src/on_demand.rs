@@ -38,7 +38,8 @@ use super::{
     cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
     on_demand_eviction::{self, OnDemandPlace, Room, ScopedResource},
-    registry::Registry,
+    registry::{RefusedCache, Registry},
+    resource_media::CONFIGURABLE,
 };
 
 /// Maximum wait of a reader for the first sync of a cache that it has started.
@@ -78,7 +79,8 @@ impl Drop for RemoveOnDrop {
         match ended.take() {
             Some(ended) if removed && ended.refused => {
                 registry.note_without_room(&id.gvr);
-                registry.refused.insert(id.clone(), (Instant::now(), ended.reason.message));
+                let refused = RefusedCache { at: Instant::now(), message: ended.reason.message };
+                registry.refused.insert(id.clone(), refused);
             }
             Some(_) => {}
             None => {
@@ -102,8 +104,8 @@ impl Registry {
     /// Checks whether a reader may start this cache. Costs no request to upstream.
     pub(super) fn may_start(&self, id: &CacheId, tenant: Option<&str>) -> Result<StartPermit, Refusal> {
         let permit = self.start_permit(id)?;
-        if let Some(refused) = self.refused.get(id).filter(|refused| refused.0.elapsed() < REFUSED_FOR) {
-            return Err(exhausted(id.media, refused.1.clone()));
+        if let Some(refused) = self.refused.get(id).filter(|refused| refused.at.elapsed() < REFUSED_FOR) {
+            return Err(exhausted(id.media, refused.message.clone()));
         }
         self.find_room(id, permit.resources_max, tenant)?;
         Ok(permit)
@@ -166,7 +168,7 @@ impl Registry {
 
     /// Whether this resource is configured in this scope, in any encoding.
     fn is_configured(&self, id: &CacheId) -> bool {
-        [Media::Json, Media::Protobuf].into_iter().any(|media| {
+        CONFIGURABLE.into_iter().any(|media| {
             let configured = CacheId { media, ..id.clone() };
             self.caches.get(&configured).is_some_and(|cache| !cache.on_demand())
         })
@@ -313,7 +315,7 @@ impl Registry {
 pub(super) async fn drop_idle(registry: Arc<Registry>, idle_timeout: Duration) {
     loop {
         sleep((idle_timeout / 4).max(Duration::from_millis(100))).await;
-        registry.refused.retain(|_, (at, _)| at.elapsed() < REFUSAL_REMEMBERED_FOR);
+        registry.refused.retain(|_, refused| refused.at.elapsed() < REFUSAL_REMEMBERED_FOR);
         registry.drop_cached(|cache| {
             let status = cache.served.hub.status();
             let idle = status.subscribers == 0 && status.used_at.elapsed() >= idle_timeout;

@@ -74,6 +74,21 @@ pub struct RegistryOptions {
     pub retained: RetainedLimits,
 }
 
+/// A cache that a reader started and that failed.
+pub(super) struct RefusedCache {
+    /// The time of the failure.
+    pub(super) at: Instant,
+    /// Its reason.
+    pub(super) message: String,
+}
+
+/// The reason why a resource cannot be cached.
+struct NotCached {
+    /// The end of its validity.
+    until: Instant,
+    message: String,
+}
+
 /// All caches of one process.
 pub struct Registry {
     pub(super) context: CacheContext,
@@ -91,11 +106,10 @@ pub struct Registry {
     pub(super) added: DashMap<String, ()>,
     /// The configured resources without a cache, by their configured names.
     pub(super) uncached: DashMap<String, UncachedReason>,
-    /// The caches that readers started and that failed, with the time and the reason.
-    pub(super) refused: DashMap<CacheId, (Instant, String)>,
-    /// The resources that cannot be cached, with the reason and the end of its validity. Each is a
-    /// resource that upstream has.
-    not_cached: DashMap<GroupVersionResource, (Instant, String)>,
+    /// The caches that readers started and that failed.
+    pub(super) refused: DashMap<CacheId, RefusedCache>,
+    /// The resources that cannot be cached. Each is a resource that upstream has.
+    not_cached: DashMap<GroupVersionResource, NotCached>,
     /// The resources that a limit of the caches that readers start has left without a cache. Its
     /// size is limited: see `on_demand`.
     pub(super) without_room: DashMap<GroupVersionResource, ()>,
@@ -344,7 +358,7 @@ impl Registry {
             Stopped::NotCached(message) => {
                 warn!(resource = %served.gvr, message, "cannot be cached");
                 let until = Instant::now() + self.context.source.not_cached_ttl();
-                self.not_cached.insert(served.gvr.clone(), (until, message.clone()));
+                self.not_cached.insert(served.gvr.clone(), NotCached { until, message: message.clone() });
                 hub.close(Phase::NotCached, StreamEnd::Stopped(message.clone()));
                 ended(Phase::NotCached, message, false)
             }
@@ -358,8 +372,8 @@ impl Registry {
 
     /// Returns the reason why a resource cannot be cached; `None` if it may be.
     pub(super) fn not_cached(&self, gvr: &GroupVersionResource) -> Option<String> {
-        let found = self.not_cached.get(gvr).filter(|found| Instant::now() < found.0)?;
-        Some(found.1.clone())
+        let found = self.not_cached.get(gvr).filter(|found| Instant::now() < found.until)?;
+        Some(found.message.clone())
     }
 
     /// Waits until a resource that cannot be cached may have become one that can: its schema or the

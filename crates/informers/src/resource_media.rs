@@ -13,7 +13,7 @@ pub struct ConfiguredResource {
 }
 
 /// The media that can be configured. Tables depend on the request of a reader.
-const CONFIGURABLE: [Media; 2] = [Media::Json, Media::Protobuf];
+pub(super) const CONFIGURABLE: [Media; 2] = [Media::Json, Media::Protobuf];
 
 impl ConfiguredResource {
     /// Reads a name, optionally followed by `=` and media with `+` between them.

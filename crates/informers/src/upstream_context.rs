@@ -76,7 +76,7 @@ impl CacheContext {
     }
 
     /// Returns a reflector for a cache. Metrics count its watches by `purpose`.
-    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector<StdRng> {
+    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector {
         let hub = served.hub.clone();
         let parser = served.parser.clone();
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));

@@ -13,7 +13,7 @@ use std::{
 use kubefan_common::backoff::{Backoff, BackoffOptions};
 use kubefan_telemetry::metrics::ManagedTlsMetrics;
 use kubefan_upstream::Upstream;
-use rand::{Rng, RngExt};
+use rand::{RngExt, rngs::StdRng};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -51,12 +51,12 @@ const CLOCK: &str = "clock";
 type Clock = fn() -> SystemTime;
 
 /// The task that keeps the certificate.
-pub struct Keeper<R> {
+pub struct Keeper {
     upstream: Upstream,
     options: ManagedOptions,
     tls: Arc<ManagedTls>,
     clock: Clock,
-    random: R,
+    random: StdRng,
     metrics: ManagedTlsMetrics,
     /// Position of this replica in the spread of renewals.
     jitter: f64,
@@ -67,14 +67,14 @@ pub struct Keeper<R> {
     failed: BTreeMap<String, String>,
 }
 
-impl<R: Rng> Keeper<R> {
+impl Keeper {
     /// A task that fills `tls`. `clock` is the wall clock.
     pub fn new(
         upstream: Upstream,
         options: ManagedOptions,
         tls: Arc<ManagedTls>,
         clock: Clock,
-        mut random: R,
+        mut random: StdRng,
         metrics: ManagedTlsMetrics,
     ) -> Self {
         let jitter = random.random();

@@ -17,6 +17,9 @@ pub enum Media {
 }
 
 impl Media {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Json, Self::Protobuf, Self::Table];
+
     /// The name in metrics, logs and messages.
     pub fn as_str(self) -> &'static str {
         match self {

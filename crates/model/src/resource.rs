@@ -55,6 +55,12 @@ impl GroupVersionResource {
         })
     }
 
+    /// Whether the apiserver has a watch cache of the resource. It has none of events, because
+    /// there are too many. They may be in an etcd of their own, and all reads of them go there.
+    pub fn has_watch_cache(&self) -> bool {
+        self.resource != "events" || !matches!(self.group.as_str(), "" | "events.k8s.io")
+    }
+
     /// `v1` or `apps/v1`, as in an object's `apiVersion`.
     pub fn api_version(&self) -> String {
         match self.group.as_str() {
@@ -190,6 +196,14 @@ mod tests {
         assert_eq!((key.namespace(), key.name(), key.as_str()), ("kube-system", "dns", "kube-system/dns"));
         let key = ObjectKey::new("", "node-1");
         assert_eq!((key.namespace(), key.name()), ("", "node-1"));
+    }
+
+    #[test]
+    fn the_apiserver_has_a_watch_cache_of_everything_but_events() {
+        let has_watch_cache =
+            |group: &str, resource: &str| GroupVersionResource::new(group, "v1", resource).has_watch_cache();
+        assert!(!has_watch_cache("", "events") && !has_watch_cache("events.k8s.io", "events"));
+        assert!(has_watch_cache("", "pods") && has_watch_cache("example.com", "events"));
     }
 
     #[test]

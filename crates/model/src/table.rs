@@ -23,7 +23,7 @@ use super::{
     projection::{PARTIAL_API_VERSION, PARTIAL_KIND, Projection},
     protobuf::INITIAL_EVENTS_END,
 };
-use kubefan_common::text::without_value;
+use kubefan_common::{api_json::ListMeta, text::without_value};
 
 /// Returns the current time, for ages.
 pub type Clock = fn() -> SystemTime;
@@ -79,7 +79,7 @@ pub enum TableError {
 /// A parsed Table.
 pub struct Document<'a> {
     /// `metadata.resourceVersion`.
-    pub version: Cow<'a, str>,
+    pub version: String,
     /// `metadata.continue`.
     pub next: String,
     /// Each row as upstream wrote it.
@@ -91,21 +91,12 @@ pub struct Document<'a> {
 struct Raw<'a> {
     #[serde(borrow)]
     kind: Cow<'a, str>,
-    #[serde(borrow)]
-    metadata: RawMeta<'a>,
+    #[serde(default)]
+    metadata: Option<ListMeta>,
     #[serde(borrow, default)]
     column_definitions: Option<&'a RawValue>,
     #[serde(borrow, default)]
     rows: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawMeta<'a> {
-    #[serde(borrow, default)]
-    resource_version: Cow<'a, str>,
-    #[serde(default, rename = "continue")]
-    next: String,
 }
 
 #[derive(Deserialize)]
@@ -213,7 +204,7 @@ impl Tables {
         if let Some(definitions) = column_definitions {
             self.take_columns(definitions.get())?;
         }
-        let RawMeta { resource_version: version, next } = metadata;
+        let ListMeta { resource_version: version, continue_token: next, .. } = metadata.unwrap_or_default();
         Ok(Document { version, next, rows: rows.unwrap_or_default() })
     }
 

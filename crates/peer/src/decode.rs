@@ -253,9 +253,7 @@ impl Decoder {
         if (TransferCounts { objects, changes, events: count }) != received || crc32 != digest.finalize() {
             return Err(PeerError::broken("its counts or its checksum do not match"));
         }
-        let (version, store, history) = events.finish(now)?;
-        // The peer may have sent its state between two events of a version.
-        let commit = Commit { store, version, change: Change::Restored(Box::new(history)) };
+        let commit = events.finish(now)?;
         Ok(ReceivedCache { commit, writer, received, bytes })
     }
 }
@@ -393,7 +391,7 @@ impl HistoryBuilder {
     }
 
     /// Checks that the last event of each key agrees with the state.
-    fn finish(mut self, now: Instant) -> Result<(ResourceVersion, Store, History), PeerError> {
+    fn finish(mut self, now: Instant) -> Result<Commit, PeerError> {
         if self.gap.is_some() {
             return Err(PeerError::broken("a relist with missing events"));
         }
@@ -404,7 +402,9 @@ impl HistoryBuilder {
             }
         }
         self.history.restored(now, self.store.json_bytes());
-        Ok((self.header.version, self.store, self.history))
+        // The peer may have sent its state between two events of a version.
+        let version = self.header.version;
+        Ok(Commit { store: self.store, version, change: Change::Restored(Box::new(self.history)) })
     }
 }
 

@@ -10,8 +10,9 @@
 //!
 //! - the path, the query and the `Accept` header are ones that this code reads exactly as the
 //!   apiserver does,
-//! - the resource is cached in the encoding asked for (only a watch, or a read without passthrough,
-//!   starts a cache),
+//! - the resource is cached in the encoding asked for (with passthrough, only a watch or the list
+//!   that informers send before it starts the first cache of a resource; any read starts another
+//!   encoding of a resource that is cached as JSON; without passthrough any read starts a cache),
 //! - the cache covers the request although it may be narrowed by `--upstream-field-selector`, and
 //! - the cache is as fresh as `resourceVersion` and `resourceVersionMatch` demand: any state, a
 //!   reached version, the exact version of the cached snapshot, or a freshness proof for a

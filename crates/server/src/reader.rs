@@ -16,7 +16,7 @@ use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_audit::Notes;
 use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1;
-use kubefan_fanout::{Catalog, OfStream, Patience, ReadSource, Served, Subscription};
+use kubefan_fanout::{Catalog, Fresh, OWN_WATCH_WAIT, OfStream, Patience, Served, Subscription};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selection::Selection};
 use kubefan_telemetry::traces;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -32,10 +32,6 @@ use super::{
 /// Time that a read waits for the cache to reach the requested version; the apiserver waits as
 /// long.
 pub const FRESHNESS_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Time that a reader that names a version waits for the cache's own watch before it asks for a
-/// proof. The cache of a busy resource is only a moment behind.
-const OWN_WATCH_WAIT: Duration = Duration::from_millis(50);
 
 /// Time that a request waits for the first list of a cache.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);

@@ -31,6 +31,7 @@ use futures::{FutureExt, Stream, ready};
 use http::{HeaderMap, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::BodyExt;
+pub use identity_check::FORBIDDEN_GRACE;
 use kubefan_cache::warnings::Warnings;
 pub use kubefan_common::query::encode_query;
 use kubefan_common::{text::without_value, watch_body::Framing};

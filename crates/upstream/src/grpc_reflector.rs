@@ -36,7 +36,7 @@ use kubefan_cache::{RelistReason, Update};
 use kubefan_client::{ClientError, Encoding, OnExpired, OnLag, WatchItem, WatchOptions, WatchStream};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
-use rand::{Rng, RngExt};
+use rand::{RngExt, rngs::StdRng};
 use span::{Change, Span, invalid};
 use stream_failure::{StreamFailure, stalled};
 use stream_state::{ANSWER_TIMEOUT, FreshnessAnswer, Input, OpenWatch, StreamState};
@@ -59,12 +59,12 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A list and watch of one [`Target`].
-pub struct GrpcReflector<R> {
+pub struct GrpcReflector {
     kubefan: KubefanClient,
     target: Target,
     parser: Arc<ObjectParser>,
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
-    random: R,
+    random: StdRng,
     state: StreamState,
     /// Steps that were made but not yet returned.
     ready: VecDeque<ReflectorEvent>,
@@ -77,7 +77,7 @@ pub struct GrpcReflector<R> {
     is_backfill: bool,
 }
 
-impl<R: Rng> GrpcReflector<R> {
+impl GrpcReflector {
     /// A reflector that starts with a snapshot from a kubefan in front of `apiserver`. `open_watch`
     /// counts a watch until its guard is dropped.
     pub fn new(
@@ -86,7 +86,7 @@ impl<R: Rng> GrpcReflector<R> {
         target: Target,
         parser: Arc<ObjectParser>,
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
-        random: R,
+        random: StdRng,
     ) -> Self {
         let state = StreamState::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use kubefan_common::api_json::{ListMeta, check_next_page};
+use kubefan_common::api_json::{ListJson, ListMeta, check_next_page, null_as_default};
 use kubefan_model::{
     GroupVersionResource, ObjectKey, ResourceVersion, Scope, fields::FieldTable, selection::Selection,
 };
@@ -72,13 +72,6 @@ enum NextPage {
 }
 
 #[derive(Deserialize)]
-struct Page {
-    metadata: ListMeta,
-    #[serde(default)]
-    items: Option<Vec<Item>>,
-}
-
-#[derive(Deserialize)]
 struct Item {
     metadata: ItemMeta,
 }
@@ -87,13 +80,13 @@ struct Item {
 #[serde(rename_all = "camelCase")]
 struct ItemMeta {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     namespace: String,
     resource_version: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     uid: String,
-    #[serde(default)]
-    labels: Option<BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    labels: BTreeMap<String, String>,
 }
 
 /// The metadata that identifies one version of one object.
@@ -167,8 +160,8 @@ impl MetadataPages {
         if answer.headers().get(header).is_some_and(|value| value.as_bytes().starts_with(cache.as_bytes())) {
             return Err(UpstreamError::Cached { server: self.upstream.server().to_owned() });
         }
-        let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid_json)?;
-        let (got, next) = metadata.into_parts();
+        let page: ListJson<Item> = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid_json)?;
+        let ListMeta { resource_version: got, continue_token: next, .. } = page.metadata.unwrap_or_default();
         if version.is_empty() {
             self.version = Some(got.parse().map_err(UpstreamError::invalid)?);
         } else if got != version {
@@ -181,10 +174,9 @@ impl MetadataPages {
         let item = |Item { metadata }: Item| {
             let ItemMeta { name, namespace, resource_version, uid, labels } = metadata;
             let version = resource_version.parse().map_err(UpstreamError::invalid)?;
-            let labels = labels.unwrap_or_default();
             Ok(ObjectMetadata { key: ObjectKey::new(&namespace, &name), version, uid, labels })
         };
-        items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
+        page.items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
     }
 }
 
@@ -240,6 +232,20 @@ mod tests {
         assert_eq!(pages.next().await, Ok(Some(Vec::new())));
         let error = pages.next().await.unwrap_err().to_string();
         assert!(error.contains("leads to the same page"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn null_is_read_as_client_go_reads_it() {
+        let page = r#"{"kind": null, "metadata": {"resourceVersion": "7", "continue": null, "remainingItemCount": null},
+            "items": [{"metadata": {"name": "a", "namespace": null, "resourceVersion": "5", "uid": null, "labels": null}}]}"#;
+        let mut pages = MetadataPages::consistent(answering(page, None), pods());
+        let version = "5".parse().unwrap();
+        let node =
+            ObjectMetadata { key: ObjectKey::new("", "a"), version, uid: String::new(), labels: BTreeMap::new() };
+        assert_eq!(pages.next_objects().await, Ok(Some(vec![node])));
+        let no_items = r#"{"metadata": {"resourceVersion": "7"}, "items": null}"#;
+        let mut pages = MetadataPages::consistent(answering(no_items, None), pods());
+        assert_eq!(pages.next_objects().await, Ok(Some(Vec::new())));
     }
 
     #[tokio::test]

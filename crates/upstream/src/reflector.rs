@@ -112,7 +112,7 @@ use kubefan_cache::{RelistReason, Update, warnings::Warnings};
 use kubefan_common::planted::{self, Bug};
 use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
-use rand::{Rng, RngExt};
+use rand::{RngExt, rngs::StdRng};
 use tokio::time::Instant;
 
 pub use crate::reflector::{
@@ -140,13 +140,13 @@ const WATCH_TIMEOUT_LEAST: Duration = Duration::from_secs(300);
 const BACKFILL_WATCH_SECONDS: u64 = 3;
 
 /// A list and watch of one [`Target`].
-pub struct Reflector<R> {
+pub struct Reflector {
     upstream: Upstream,
     target: Target,
     parser: Arc<ObjectParser>,
     options: ReflectorOptions,
     open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
-    random: R,
+    random: StdRng,
     state: ListWatchState,
     /// The warnings in the last answer.
     warnings: Warnings,
@@ -159,7 +159,7 @@ pub struct Reflector<R> {
     backfills_from: Option<ResourceVersion>,
 }
 
-impl<R: Rng> Reflector<R> {
+impl Reflector {
     /// Creates a reflector that starts with a list. `open_watch` counts a watch until its guard is
     /// dropped.
     pub fn new(
@@ -168,7 +168,7 @@ impl<R: Rng> Reflector<R> {
         parser: Arc<ObjectParser>,
         options: ReflectorOptions,
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
-        random: R,
+        random: StdRng,
     ) -> Self {
         Self {
             upstream,

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 use kubefan_cache::Update;
 use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
-use rand::Rng;
+use rand::rngs::StdRng;
 use tokio::time::Instant;
 
 use crate::{
@@ -133,14 +133,14 @@ impl Source {
     }
 
     /// A reflector of a target. `open_watch` counts a watch until its guard is dropped.
-    pub fn reflector<R: Rng>(
+    pub fn reflector(
         &self,
         target: Target,
         parser: Arc<ObjectParser>,
         options: ReflectorOptions,
         open_watch: Arc<dyn Fn() -> UpstreamWatchGuard + Send + Sync>,
-        random: R,
-    ) -> SourceReflector<R> {
+        random: StdRng,
+    ) -> SourceReflector {
         let client = match &self.server {
             Server::Grpc(kubefan) => {
                 let kubefan = kubefan.clone();

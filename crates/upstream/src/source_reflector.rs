@@ -2,7 +2,6 @@
 
 use kubefan_cache::{RelistReason, warnings::Warnings};
 use kubefan_model::ResourceVersion;
-use rand::Rng;
 
 use super::{
     grpc_reflector::GrpcReflector,
@@ -10,11 +9,11 @@ use super::{
 };
 
 /// A list and watch of one target. The methods are those of [`Reflector`].
-pub enum SourceReflector<R> {
+pub enum SourceReflector {
     /// At an apiserver, or at the Kubernetes API of a kubefan.
-    Http(Box<Reflector<R>>),
+    Http(Box<Reflector>),
     /// At a kubefan.
-    Grpc(Box<GrpcReflector<R>>),
+    Grpc(Box<GrpcReflector>),
 }
 
 macro_rules! each {
@@ -26,7 +25,7 @@ macro_rules! each {
     };
 }
 
-impl<R: Rng> SourceReflector<R> {
+impl SourceReflector {
     /// See [`Reflector::for_backfill`].
     pub fn for_backfill(self, version: ResourceVersion, with_state: bool) -> Self {
         match self {

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     ConfigError, Duration,
-    access::{Access, Need},
+    access::{Access, Requirement},
     rules::{any, at_least, names, or_false, up_to_a_day, wait, wait_or_never},
     section::section,
 };

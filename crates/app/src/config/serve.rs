@@ -7,7 +7,7 @@ use serde::de::MapAccess;
 
 use super::{
     ConfigError, Duration, ListenAddress,
-    access::{Access, AuthorizationMode, Need},
+    access::{Access, AuthorizationMode, Requirement},
     audit::{AuditConfig, AuditOptions},
     cache::{CacheConfig, CacheOptions},
     callers::{CallerConfig, CallerOptions, ClientCas},

@@ -6,14 +6,15 @@ use h2::{
     client::{self, SendRequest},
 };
 use http::{HeaderMap, Request};
-use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
+use kubefan_common::proto::{
+    WATCH_PATH,
+    v1alpha1::{Target, WatchRequest},
+};
 use prost::Message;
 
 use super::context::Context;
 use crate::messages::framed;
 
-/// The path of a watch.
-pub(super) const WATCH: &str = "/kubefan.v1alpha1.WatchService/Watch";
 /// The streams that a connection opens before the server's limit is known. A sink has none.
 const STREAMS_MAX: usize = 2000;
 /// Windows large enough that the server does not wait.
@@ -140,5 +141,5 @@ pub(super) fn pods(label_selector: String) -> WatchRequest {
 
 /// Makes a watch and reads it to its end.
 pub(super) async fn watch(context: &Context, requests: &SendRequest<Bytes>, request: &WatchRequest) {
-    call(context, requests, WATCH, Some(&request.encode_to_vec())).await;
+    call(context, requests, WATCH_PATH, Some(&request.encode_to_vec())).await;
 }

@@ -98,13 +98,19 @@ impl ListEncoder {
         self.style == Style::Messages
     }
 
+    /// Whether an empty list has another head and tail.
+    pub fn depends_on_emptiness(&self) -> bool {
+        self.tables.is_some()
+    }
+
     /// The bytes that an item takes, if [`Self::needs_items_len`].
     pub fn item_len(&self, object: &Object) -> usize {
         protobuf::item_len(self.message(object).len())
     }
 
     /// The head and the tail of the list. `items_len` is the total length of the items if
-    /// [`Self::needs_items_len`]; `is_empty` means that there are no items.
+    /// [`Self::needs_items_len`]; `is_empty` means that there are no items, if
+    /// [`Self::depends_on_emptiness`].
     ///
     /// Fields are in the apiserver's order: declaration order for typed lists, by name for all
     /// others.

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::object::{ObjectKey, RawObject};
 use kubefan_common::{
-    api_json::{EventJson, ListJson},
+    api_json::{EventJson, ListJson, ListMeta},
     text::valid_utf8,
 };
 
@@ -173,7 +173,7 @@ fn valid(json: &Bytes) -> Bytes {
 /// watch.
 pub(super) fn read_page(page: &Bytes) -> Result<Page, serde_json::Error> {
     let page = valid(page);
-    let list: ListJson<'_> = serde_json::from_slice(&page)?;
+    let list: ListJson<&RawValue> = serde_json::from_slice(&page)?;
     let metadata = list.metadata.ok_or_else(|| serde_json::Error::custom("missing field `metadata`"))?;
     let kind = list.kind.strip_suffix("List").unwrap_or_default();
     let mut prefix = Vec::new();
@@ -192,7 +192,7 @@ pub(super) fn read_page(page: &Bytes) -> Result<Page, serde_json::Error> {
         }
     };
     let items = list.items.unwrap_or_default().into_iter().map(item).collect::<Result<_, serde_json::Error>>()?;
-    let (resource_version, continue_token) = metadata.into_parts();
+    let ListMeta { resource_version, continue_token, .. } = metadata;
     Ok(Page { resource_version, continue_token, items })
 }
 

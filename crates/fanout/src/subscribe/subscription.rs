@@ -33,9 +33,9 @@ use crate::{
     wake::{ReadyStreams, StreamWaker},
 };
 
-/// The most that [`Subscription::next`] returns, in bytes: enough for full network segments, and
-/// little enough that a slow subscriber pins almost nothing.
-const BATCH_BYTES_MAX: usize = 64 << 10;
+/// The approximate size of a batch of one subscription, in bytes: enough for full network segments,
+/// and little enough that a slow subscriber pins almost nothing.
+pub const BATCH_BYTES_MAX: usize = 64 << 10;
 
 /// A live subscription. Dropping it unregisters it.
 pub struct Subscription {

@@ -111,6 +111,16 @@ fn the_age_of_the_last_restart_of_a_pod_is_current() {
 }
 
 #[test]
+fn null_is_read_as_client_go_reads_it() {
+    let tables = tables("things", &[]).unwrap();
+    let null = br#"{"kind":"Table","metadata":{"resourceVersion":null,"continue":null,"remainingItemCount":null},"rows":null}"#;
+    for table in [&null[..], br#"{"kind":"Table","metadata":null}"#, br#"{"kind":"Table"}"#] {
+        let Document { version, next, rows } = tables.read(table).unwrap();
+        assert!(version.is_empty() && next.is_empty() && rows.is_empty());
+    }
+}
+
+#[test]
 fn tables_that_cannot_be_cached_are_refused() {
     let date = |description| tables("things", &[&column("Since", "date", description)]);
     assert!(matches!(

@@ -3,9 +3,9 @@
 //! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a
 //! gRPC library in between costs more per message than the socket does.
 
-use std::{pin::Pin, sync::Arc};
+use std::{ops::ControlFlow, pin::Pin, sync::Arc};
 
-use futures::{Stream, stream};
+use futures::{Stream, StreamExt, stream};
 use kubefan_access::{Presented, Read, ReadVerb};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_audit::{AuditRecord, Notes};
@@ -23,19 +23,17 @@ use kubefan_telemetry::{
     metrics::Metrics,
     requests::{AnsweredBy, OTHER, Protocol, RequestGuard},
 };
-use tokio::{task::yield_now, time::Instant};
+use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use super::{request, status};
 use crate::{
     client_info::{ClientInfo, RequestOrigin},
     reader::{NotReached, Reader},
+    sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
     target_lookup::{self, Selected},
     watch::{OpenedWatch, WatchProtocol},
 };
-
-/// The approximate size of a chunk of a list, in bytes of whole objects.
-const CHUNK_BYTES: usize = 256 << 10;
 
 /// The verb of a watch in metrics; its duration is not measured.
 const WATCH: &str = "watch";
@@ -160,40 +158,33 @@ struct Listing {
     last: Option<ObjectKey>,
 }
 
-impl Listing {
-    /// The next chunk, and whether it is the last. Other tasks run after each slice of tests.
-    async fn next(&mut self) -> (ListResponse, bool) {
+impl SlicedList for Listing {
+    type Content = ListResponse;
+
+    async fn next_chunk(&mut self) -> Chunk<ListResponse> {
         let mut objects = Vec::new();
         let mut bytes = 0;
-        let is_complete = loop {
-            let (reached, is_complete) = {
-                let mut scan = self.store.scan(&self.selected.selection, self.last.as_ref(), SLICE_TESTS);
-                while bytes < CHUNK_BYTES
-                    && let Some(object) = scan.next()
-                {
-                    bytes += object.json_len();
-                    objects.push(object.clone());
-                }
-                (scan.tested().cloned(), scan.is_complete())
-            };
-            self.last = reached.or(self.last.take());
-            if is_complete || bytes >= CHUNK_BYTES {
-                break is_complete;
-            }
-            yield_now().await;
+        let put = |object: &Arc<Object>| {
+            bytes += object.json_len();
+            objects.push(object.clone());
+            if bytes < CHUNK_BYTES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
+        let selection = &self.selected.selection;
+        let selected = SelectedAfter { store: &self.store, selection, last: self.last.as_ref() };
+        let Visited { last, is_complete } = selected.visit(SLICE_TESTS, put).await;
+        self.last = last;
         self.selected.served.hub.metrics().snapshot_sent(objects.len(), bytes);
         self.notes.sent(objects.len(), bytes);
         let objects = objects.iter().map(|object| message(object, &self.format)).collect();
         let (resource, cluster) = self.first.take().unzip();
-        let response = ListResponse {
+        let content = ListResponse {
             resource_version: self.version.least_reached().to_string(),
             version_is_complete: self.version.is_end(),
             objects,
             resource,
             cluster: cluster.unwrap_or_default(),
         };
-        (response, is_complete)
+        Chunk { content, is_last: is_complete }
     }
 }
 
@@ -236,15 +227,7 @@ impl WatchService for Service {
         let hub = &selected.served.hub;
         let first = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
         let listing = Listing { selected, store, version, format, notes, first, last: None };
-        let chunks = stream::unfold(Some(listing), move |listing| {
-            let _until_the_end = (&permits, &counted);
-            async {
-                let mut listing = listing?;
-                let (chunk, is_complete) = listing.next().await;
-                Some((Ok(chunk), (!is_complete).then_some(listing)))
-            }
-        });
-        Ok(Response::new(Box::pin(chunks)))
+        Ok(Response::new(Box::pin(chunks(listing, (permits, counted)).map(Ok))))
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {

@@ -9,7 +9,7 @@ use kubefan_access::{Caller, Denial, Mode, switches::Switched};
 use kubefan_audit::{AuditLog, record::put_id};
 use kubefan_cache::Refusal;
 use kubefan_fanout::StreamWaker;
-use kubefan_model::{GroupVersionResource, Media, selector::FieldSelector};
+use kubefan_model::{GroupVersionResource, selector::FieldSelector};
 use kubefan_telemetry::{
     metrics::Metrics,
     requests::{AnsweredBy, OTHER, Protocol},
@@ -27,7 +27,7 @@ use super::{
     forwarded_caller::forwarded_caller,
     guard::Guard,
     hop_by_hop,
-    http_read::{HttpRead, ReadSettings},
+    http_read::{HttpRead, NOT_FORWARDED, ReadSettings},
     kube_upstream::KubeUpstream,
     negotiate,
     options::SHARD_SELECTOR,
@@ -176,7 +176,7 @@ impl KubeApi {
         }
         // Without a forwarder the fallback is a refusal, so this one is for a mistake in that.
         let Some(forwarder) = &self.upstream.forwarder else {
-            let failure = Failure::unavailable("requests are not forwarded to the apiserver (--access)".to_owned());
+            let failure = Failure::unavailable(NOT_FORWARDED.to_owned());
             return Answer::Response(answer::refusal(&parts.headers, &Refused::Plain(failure)));
         };
         let client = client_of(&parts);
@@ -273,10 +273,7 @@ impl KubeApi {
     /// that, so that callers cannot create labels.
     fn resource_label(&self, path: Option<Path>, text: &str) -> String {
         let named = path.or_else(|| Path::parse_subresource(text).map(|(path, _)| path));
-        let is_cached = |path: &Path| {
-            [Media::Json, Media::Protobuf, Media::Table].into_iter().any(|media| self.reads.is_cached(path, media))
-        };
-        match named.filter(|path| is_cached(path) || self.reads.is_known_uncached(path)) {
+        match named.filter(|path| !self.reads.cached(path).is_empty() || self.reads.is_known_uncached(path)) {
             Some(Path { group, version, resource, .. }) => {
                 GroupVersionResource::new(&group, &version, &resource).to_string()
             }

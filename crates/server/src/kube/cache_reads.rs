@@ -27,8 +27,7 @@ impl CacheReads {
     /// Returns the encodings in which the resource of a path is cached.
     pub fn cached(&self, path: &Path) -> Vec<Media> {
         let gvr = gvr_of(path);
-        let all = [Media::Json, Media::Protobuf, Media::Table];
-        all.into_iter().filter(|media| self.reader.holds(&gvr, *media)).collect()
+        Media::ALL.into_iter().filter(|media| self.reader.holds(&gvr, *media)).collect()
     }
 
     /// Whether every object of the resource that a path names is cached, as JSON or protobuf.

@@ -77,6 +77,21 @@ pub struct ForwardedCaller {
     pub acting_as: Option<ActingAs>,
 }
 
+/// A request that is not forwarded.
+pub struct NotForwarded {
+    /// The reason, as it is counted.
+    pub reason: PassthroughRefusal,
+    /// The answer.
+    pub failure: Failure,
+}
+
+impl NotForwarded {
+    /// A request that is not forwarded for this reason.
+    pub fn new(reason: PassthroughRefusal, failure: Failure) -> Self {
+        Self { reason, failure }
+    }
+}
+
 /// One place in this many is for short requests only, such as the renewal of a lease.
 const SHORT_PART: usize = 5;
 
@@ -131,7 +146,7 @@ impl Forwarder {
         request: Request<Body>,
         verb: &'static str,
         client: &ClientInfo,
-        caller: Result<ForwardedCaller, (PassthroughRefusal, Failure)>,
+        caller: Result<ForwardedCaller, NotForwarded>,
         drain: &CancellationToken,
     ) -> Response<Body> {
         let upgrade = hop_by_hop::upgrade(request.headers());
@@ -142,8 +157,8 @@ impl Forwarder {
         });
         let (places, holder, acting_as) = match admitted {
             Ok(admitted) => admitted,
-            Err((refused, failure)) => {
-                self.metrics.count_passthrough_refusal(refused);
+            Err(NotForwarded { reason, failure }) => {
+                self.metrics.count_passthrough_refusal(reason);
                 return failure.response(media);
             }
         };
@@ -202,64 +217,61 @@ impl Forwarder {
     }
 
     /// Checks whether a request may be forwarded.
-    fn check(
-        &self,
-        request: &Request<Body>,
-        client: &ClientInfo,
-        is_upgrade: bool,
-    ) -> Result<(), (PassthroughRefusal, Failure)> {
+    fn check(&self, request: &Request<Body>, client: &ClientInfo, is_upgrade: bool) -> Result<(), NotForwarded> {
         let path = request.uri().path();
         if request.method() == Method::CONNECT || path == "*" || self.upstream.leads_out(path) {
             let message = format!("{} {} is not a request for the apiserver", request.method(), request.uri());
-            return Err((PassthroughRefusal::Method, Failure::method_not_allowed(message)));
+            return Err(NotForwarded::new(PassthroughRefusal::Method, Failure::method_not_allowed(message)));
         }
         if request.headers().get_all(header::VIA).iter().any(|via| *via == self.via) {
-            return Err((PassthroughRefusal::Loop, Failure::loop_detected(LOOP.to_owned())));
+            return Err(NotForwarded::new(PassthroughRefusal::Loop, Failure::loop_detected(LOOP.to_owned())));
         }
         if let Some(name) = hop_by_hop::hidden_identity(request.headers()) {
             let message = format!(
                 "the header Connection names {name}, and without that header this would be another user's request"
             );
-            return Err((PassthroughRefusal::Identity, Failure::bad_request(message)));
+            return Err(NotForwarded::new(PassthroughRefusal::Identity, Failure::bad_request(message)));
         }
         match self.upstream.credentials() {
             Credentials::Caller if client.has_certificate && !has_token(request.headers()) => {
                 let message = "a client certificate cannot be forwarded to the apiserver, because TLS proves it only to kubefan; \
                     use a bearer token (in a kubeconfig: token, tokenFile or an exec plugin), or ask the apiserver directly";
-                return Err((PassthroughRefusal::Certificate, Failure::unauthorized(message.to_owned())));
+                return Err(NotForwarded::new(
+                    PassthroughRefusal::Certificate,
+                    Failure::unauthorized(message.to_owned()),
+                ));
             }
             Credentials::Own if !guard::is_local(request, &self.hosts) => {
                 let message = "with --access=local-self only programs on this machine are served: the request names another host, or \
                     comes from a page of one";
-                return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
+                return Err(NotForwarded::new(PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
             Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
                 let message = "with --access=local-self every caller acts as kubefan and can be no other user: leave out --as (in a \
                     kubeconfig: as), or send this request to the apiserver itself";
-                return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
+                return Err(NotForwarded::new(
+                    PassthroughRefusal::Impersonation,
+                    Failure::forbidden(message.to_owned()),
+                ));
             }
             _ => {}
         }
         if is_upgrade && !self.upgrades {
             let message = "kubefan forwards exec, attach, port-forward and websockets only with tuning.passthroughUpgrades; without it, \
                 ask the apiserver directly";
-            return Err((PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
+            return Err(NotForwarded::new(PassthroughRefusal::Upgrade, Failure::forbidden(message.to_owned())));
         }
         Ok(())
     }
 
     /// Takes the places of a request.
-    fn admit(
-        &self,
-        request: &Request<Body>,
-        verb: &str,
-        holder: Holder,
-    ) -> Result<Places, (PassthroughRefusal, Failure)> {
+    fn admit(&self, request: &Request<Body>, verb: &str, holder: Holder) -> Result<Places, NotForwarded> {
         let is_long = is_long(verb, request.uri().path(), request.headers());
         let take = |places: &Arc<FairPool>, kind: PermitKind| {
-            places
-                .try_take(Some(holder))
-                .ok_or_else(|| (PassthroughRefusal::Limit, Failure::too_many_requests(kind.refusal(places, holder))))
+            places.try_take(Some(holder)).ok_or_else(|| {
+                let failure = Failure::too_many_requests(kind.refusal(places, holder));
+                NotForwarded::new(PassthroughRefusal::Limit, failure)
+            })
         };
         let place = take(&self.places, REQUESTS)?;
         let long = if is_long { Some(take(&self.long_places, LONG_REQUESTS)?) } else { None };

@@ -13,7 +13,7 @@ use kubefan_telemetry::metrics::PassthroughRefusal;
 
 use super::{
     acting_as,
-    forward::{ForwardedCaller, Forwarder},
+    forward::{ForwardedCaller, Forwarder, NotForwarded},
     hop_by_hop,
     status::Failure,
 };
@@ -30,7 +30,7 @@ pub(super) async fn forwarded_caller(
     verb: &str,
     client: &ClientInfo,
     notes: &Notes,
-) -> Result<ForwardedCaller, (PassthroughRefusal, Failure)> {
+) -> Result<ForwardedCaller, NotForwarded> {
     let acting_as = if forwarder.impersonates() {
         Some(acting_as::acting_as(reader, &request.headers, client, notes).await?)
     } else {
@@ -44,7 +44,7 @@ pub(super) async fn forwarded_caller(
     let holder = match reader.authenticate(&presented, notes).await {
         Ok(caller) => caller.tenant().map_or(by_token, |tenant| by_token.of_tenant(tenant)),
         Err(denial @ Denial::Busy(_)) => {
-            return Err((PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));
+            return Err(NotForwarded::new(PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));
         }
         // A token that others could read is not reviewed, and the apiserver may know it.
         Err(Denial::Unauthenticated(_)) if presented.is_exposed && presented.token.is_some() => by_token,

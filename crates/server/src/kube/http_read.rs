@@ -6,20 +6,23 @@
 use http::{Method, request::Parts};
 use kubefan_access::{Denial, Read, ReadVerb, authentication::presented::impersonates};
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::{ReadSpec, format::Format};
+use kubefan_model::{ReadSpec, SelectorTexts, format::Format};
 
 use super::{
     fallback::Fallback,
     feature_gates::FeatureGates,
     hop_by_hop,
     negotiate::{self, Form},
-    options::{self, ReadRequest},
+    options::{self, Freshness, ListOptions, ReadRequest},
     path::Path,
     read_error::ReadError,
     request_info::RequestInfo,
     status::Failure,
     websocket::Socket,
 };
+
+/// The reason why upstream does not answer instead.
+pub const NOT_FORWARDED: &str = "requests are not forwarded to the apiserver (--access)";
 
 /// A `GET` request for objects.
 pub struct HttpRead<'a> {
@@ -64,8 +67,8 @@ impl<'a> HttpRead<'a> {
         // Only a get asks for it.
         let encodes_failures = !matches!(asked, ReadRequest::Get(_))
             || negotiate::negotiate_failure(negotiate::accept_header(&request.headers)).is_some();
-        let mut read =
-            Self { path, spec: asked.spec(), request: asked, formats: Vec::new(), encodes_failures, problem: None };
+        let spec = options::selectors(&info.query, path);
+        let mut read = Self { path, request: asked, spec, formats: Vec::new(), encodes_failures, problem: None };
         read.problem = read.complete(request, info, settings).err();
         Ok(read)
     }
@@ -76,6 +79,15 @@ impl<'a> HttpRead<'a> {
         self.check(request, settings)?;
         self.formats = self.negotiate(request, info, settings)?;
         Ok(())
+    }
+
+    /// Whether it may be the first request of an informer: all objects, at any version. Then a
+    /// watch follows. A cache that starts for both costs upstream one list, as this request would.
+    pub fn may_begin_informer(&self) -> bool {
+        let ReadRequest::List(ListOptions { freshness, continues, .. }) = &self.request else { return false };
+        let SelectorTexts { labels, fields, .. } = self.spec.texts();
+        let is_whole = labels.is_empty() && fields.is_empty() && self.path.namespace.is_empty();
+        is_whole && continues.is_empty() && *freshness == Freshness::Any
     }
 
     /// Returns the same read, to be authorized.
@@ -142,8 +154,7 @@ fn check_shard(spec: &ReadSpec, gates: FeatureGates) -> Result<(), ReadError> {
 
 /// Returns the failure of a request that is no read of objects.
 fn not_served(request: &Parts, settings: ReadSettings) -> ReadError {
-    let off =
-        if settings.is_passed_through { "" } else { ", and requests are not forwarded to the apiserver (--access)" };
+    let off = if settings.is_passed_through { String::new() } else { format!(", and {NOT_FORWARDED}") };
     ReadError::Upstream(match request.method {
         Method::GET => Failure::not_served(format!("{} is not served from the cache{off}", request.uri.path())),
         _ => Failure::method_not_allowed(format!("kubefan only serves reads{off}")),

@@ -3,11 +3,11 @@
 //! The hazard is memory: a list of a large cache must neither be built as a whole, nor pin its
 //! snapshot while it waits for the snapshot gate.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{convert::Infallible, ops::ControlFlow, sync::Arc};
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::stream;
+use futures::StreamExt;
 use http::Response;
 use kubefan_access::{Authorized, Read};
 use kubefan_admission::FairPermit;
@@ -20,7 +20,6 @@ use kubefan_cache::{
 use kubefan_common::planted::{self, Bug};
 use kubefan_fanout::Served;
 use kubefan_model::{ObjectKey, object::Object, selection::Selection};
-use tokio::task::yield_now;
 
 use super::{
     answer,
@@ -28,10 +27,11 @@ use super::{
     options::{Freshness, ListOptions},
     pages::{ContinueToken, PageSnapshots},
 };
-use crate::target_lookup::Selected;
+use crate::{
+    sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
+    target_lookup::Selected,
+};
 
-/// The approximate size of a chunk of the body, in bytes.
-const CHUNK_BYTES: usize = 256 << 10;
 /// The smallest limit of clients that read all pages. A client with a smaller one may want only the
 /// first page.
 const PAGE_OBJECTS_MIN: usize = 500;
@@ -75,28 +75,31 @@ pub async fn list(
     let FoundCache { selected: Selected { served, selection }, format } = found;
     let Snapshot { store, version, permit, last } = snapshot;
     let hub = served.hub.clone();
-    let shard = options.spec.shard().ok().flatten();
-    let has_no_selector = options.spec.is_empty();
+    let spec = read.what().spec();
+    let shard = spec.shard().ok().flatten();
+    let has_no_selector = spec.is_empty();
     let namespace = &*read.what().target().namespace;
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
     // page, and sends the whole list.
-    let ignores_limit = *freshness == Freshness::Any && continues.is_empty() && is_cached_upstream(&served);
-    let limit = limit.filter(|_| !ignores_limit);
+    let limit =
+        limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !served.gvr.has_watch_cache());
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };
     let mut left = usize::MAX;
+    let mut is_empty = None;
     if let Some(limit) = limit {
         let PageExtent { count, end } = measure_page(selected, limit, has_no_selector).await;
         if let Some(end) = end {
-            let has_slash = is_cached_upstream(&served);
+            let has_slash = served.gvr.has_watch_cache();
             meta.continues = ContinueToken::after(&end, version, namespace, has_slash).encode();
             let before = if planted::is(Bug::RemainingCountsThePage) { 0 } else { limit };
             meta.remaining = has_no_selector.then(|| count - before);
             pages.retain(&hub, version, &store, continues.is_empty());
         }
         left = limit;
+        is_empty = Some(count == 0);
     }
     let resource = ListedResource {
         gvr: &served.gvr,
@@ -107,50 +110,26 @@ pub async fn list(
     };
     let encoder = ListEncoder::new(&resource, format);
     let items_len = if encoder.needs_items_len() { items_len(&encoder, selected, left).await } else { 0 };
-    let mut is_empty = true;
-    let first = |_: &Arc<Object>| {
-        is_empty = false;
-        ControlFlow::Break(())
+    let is_empty = match is_empty {
+        Some(is_empty) => is_empty,
+        None => encoder.depends_on_emptiness() && has_none(selected).await,
     };
-    visit(selected, SLICE_TESTS, first).await;
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
     let media = listing.served.parser.media();
-    let chunks = stream::unfold(Some(listing), move |listing| {
-        let _until_the_end = (&place, &permit);
-        async {
-            let mut listing = listing?;
-            let (chunk, complete) = listing.next().await;
-            Some((Ok::<_, std::convert::Infallible>(chunk), (!complete).then_some(listing)))
-        }
-    });
+    let chunks = chunks(listing, (place, permit)).map(Ok::<_, Infallible>);
     answer::from_cache(media.content_type(), Body::from_stream(chunks))
 }
 
-/// The selected objects of a state after a key.
-#[derive(Clone, Copy)]
-struct SelectedAfter<'a> {
-    store: &'a Store,
-    selection: &'a Selection,
-    /// The key; `None` for all selected objects.
-    last: Option<&'a ObjectKey>,
-}
-
-/// Calls `each` for the objects until it breaks. Other tasks run after each slice of `tests` tests.
-async fn visit(selected: SelectedAfter<'_>, tests: usize, mut each: impl FnMut(&Arc<Object>) -> ControlFlow<()>) {
-    let SelectedAfter { store, selection, last } = selected;
-    let mut last = last.cloned();
-    loop {
-        let reached = {
-            let mut scan = store.scan(selection, last.as_ref(), tests);
-            if scan.by_ref().any(|object| each(object).is_break()) || scan.is_complete() {
-                return;
-            }
-            scan.tested().cloned()
-        };
-        last = reached.or(last);
-        yield_now().await;
-    }
+/// Whether no object is selected.
+async fn has_none(selected: SelectedAfter<'_>) -> bool {
+    let mut has_none = true;
+    let first = |_: &Arc<Object>| {
+        has_none = false;
+        ControlFlow::Break(())
+    };
+    selected.visit(SLICE_TESTS, first).await;
+    has_none
 }
 
 /// The extent of a page, and of the list after it.
@@ -173,7 +152,7 @@ async fn measure_page(selected: SelectedAfter<'_>, limit: usize, has_no_selector
         }
         if count > limit && !has_no_selector { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    visit(selected, SLICE_TESTS, add).await;
+    selected.visit(SLICE_TESTS, add).await;
     PageExtent { count, end: end.filter(|_| count > limit) }
 }
 
@@ -189,7 +168,7 @@ async fn items_len(encoder: &ListEncoder, selected: SelectedAfter<'_>, mut left:
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit(selected, SLICE_TESTS / 8, add).await;
+    selected.visit(SLICE_TESTS / 8, add).await;
     sum
 }
 
@@ -209,49 +188,37 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
         left -= 1;
         ControlFlow::Continue(())
     };
-    visit(SelectedAfter { store, selection, last: None }, SLICE_TESTS, add).await;
+    SelectedAfter { store, selection, last: None }.visit(SLICE_TESTS, add).await;
     bytes >= bytes_min
 }
 
-/// Whether the apiserver has a watch cache for the resource. It has none for events and reads etcd.
-fn is_cached_upstream(served: &Served) -> bool {
-    served.gvr.resource != "events" || !matches!(&*served.gvr.group, "" | "events.k8s.io")
-}
+impl SlicedList for Listing {
+    type Content = Bytes;
 
-impl Listing {
-    /// Returns the next chunk of the body, and whether it was the last.
-    async fn next(&mut self) -> (Bytes, bool) {
+    async fn next_chunk(&mut self) -> Chunk<Bytes> {
         let mut chunk = BytesMut::with_capacity(CHUNK_BYTES + (CHUNK_BYTES >> 3));
         let mut is_first = !std::mem::replace(&mut self.started, true);
         if is_first {
             chunk.put_slice(&self.head);
         }
         let mut objects = 0;
-        let complete = loop {
-            let (reached, is_over) = {
-                let mut scan = self.store.scan(&self.selection, self.last.as_ref(), SLICE_TESTS);
-                while self.left > 0
-                    && chunk.len() < CHUNK_BYTES
-                    && let Some(object) = scan.next()
-                {
-                    self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
-                    self.left -= 1;
-                    objects += 1;
-                }
-                (scan.tested().cloned(), scan.is_complete() || self.left == 0)
-            };
-            self.last = reached.or(self.last.take());
-            if is_over || chunk.len() >= CHUNK_BYTES {
-                break is_over;
-            }
-            yield_now().await;
+        let put = |object: &Arc<Object>| {
+            self.encoder.put(object, std::mem::take(&mut is_first), &mut chunk);
+            self.left -= 1;
+            objects += 1;
+            let is_full = self.left == 0 || chunk.len() >= CHUNK_BYTES;
+            if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        if complete {
+        let selected = SelectedAfter { store: &self.store, selection: &self.selection, last: self.last.as_ref() };
+        let Visited { last, is_complete } = selected.visit(SLICE_TESTS, put).await;
+        self.last = last;
+        let is_last = is_complete || self.left == 0;
+        if is_last {
             chunk.put_slice(&self.tail);
         }
         self.served.hub.metrics().snapshot_sent(objects, chunk.len());
         self.notes.sent(objects, chunk.len());
-        (chunk.freeze(), complete)
+        Chunk { content: chunk.freeze(), is_last }
     }
 }
 

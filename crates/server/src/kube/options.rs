@@ -42,8 +42,6 @@ pub enum WatchStart {
 /// The options of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListOptions {
-    /// The selectors.
-    pub spec: ReadSpec,
     /// The freshness that it demands.
     pub freshness: Freshness,
     /// The most objects of a page; `None` for no paging.
@@ -52,21 +50,9 @@ pub struct ListOptions {
     pub continues: String,
 }
 
-impl ListOptions {
-    /// Whether it may be the first request of an informer: all objects, at any version. Then a
-    /// watch follows. A cache that starts for both costs upstream one list, as this request would.
-    pub fn may_begin_informer(&self) -> bool {
-        let SelectorTexts { labels, fields, .. } = self.spec.texts();
-        let is_whole = labels.is_empty() && fields.is_empty() && self.continues.is_empty();
-        is_whole && self.freshness == Freshness::Any
-    }
-}
-
 /// The options of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// The selectors.
-    pub spec: ReadSpec,
     /// The start.
     pub start: WatchStart,
     /// Whether bookmarks are sent.
@@ -89,14 +75,16 @@ pub enum ReadRequest {
     Watch(WatchOptions),
 }
 
-impl ReadRequest {
-    /// Returns the selectors.
-    pub fn spec(&self) -> ReadSpec {
-        match self {
-            Self::Get(_) => ReadSpec::default(),
-            Self::List(ListOptions { spec, .. }) | Self::Watch(WatchOptions { spec, .. }) => spec.clone(),
-        }
+/// Returns the selectors of a read. A get has none.
+pub fn selectors(query: &Query<'_>, path: &Path) -> ReadSpec {
+    if !path.has_list_options() {
+        return ReadSpec::default();
     }
+    let text = |name| query.first(name).unwrap_or_default().to_owned();
+    let labels = text("labelSelector");
+    let fields = text("fieldSelector");
+    let shard = text(SHARD_SELECTOR);
+    ReadSpec::new(SelectorTexts { labels, fields, shard })
 }
 
 /// Returns the part of its object that each row of a Table includes; `None` if the value is
@@ -109,9 +97,6 @@ pub fn include_object(query: &Query<'_>) -> Option<IncludeObject> {
 #[derive(Default)]
 struct Raw<'a> {
     watch: bool,
-    label_selector: &'a str,
-    field_selector: &'a str,
-    shard_selector: &'a str,
     version: &'a str,
     version_match: &'a str,
     continues: &'a str,
@@ -144,9 +129,6 @@ impl<'a> Raw<'a> {
             }
             match name {
                 "watch" => raw.watch = is_true(value),
-                "labelSelector" => raw.label_selector = value,
-                "fieldSelector" => raw.field_selector = value,
-                SHARD_SELECTOR => raw.shard_selector = value,
                 "resourceVersion" => raw.version = value,
                 "resourceVersionMatch" => raw.version_match = value,
                 "continue" => raw.continues = value,
@@ -161,12 +143,6 @@ impl<'a> Raw<'a> {
             seen.push(name);
         }
         Ok(raw)
-    }
-
-    fn spec(&self) -> ReadSpec {
-        let [labels, fields, shard] =
-            [self.label_selector, self.field_selector, self.shard_selector].map(ToOwned::to_owned);
-        ReadSpec::new(SelectorTexts { labels, fields, shard })
     }
 
     fn version(&self) -> Result<Option<ResourceVersion>, Failure> {
@@ -260,7 +236,7 @@ impl<'a> Raw<'a> {
             (Some(version), "") if limit.is_some() => Freshness::Exact(version),
             (Some(version), _) => Freshness::NotOlderThan(version),
         };
-        Ok(ListOptions { spec: self.spec(), limit, freshness, continues: self.continues.to_owned() })
+        Ok(ListOptions { limit, freshness, continues: self.continues.to_owned() })
     }
 
     /// Applies the defaults of a watch without a version: it starts with the state
@@ -294,7 +270,6 @@ impl<'a> Raw<'a> {
             Some(Err(_)) => return Err(Failure::bad_request("timeoutSeconds is negative".to_owned())),
         };
         Ok(WatchOptions {
-            spec: self.spec(),
             start,
             bookmarks: self.bookmarks,
             marks_end: self.bookmarks && self.send_initial_events == Some(true),

@@ -236,12 +236,13 @@ fn waits_for_sync(request: &ReadRequest) -> bool {
     }
 }
 
-/// Whether a read may start a cache although upstream could answer it: a watch, which will continue
-/// to use the cache, and the list that informers send before their watch.
+/// Whether a read may start the first cache of a resource although upstream could answer it: a
+/// watch, which will continue to use the cache, and the list that informers send before their
+/// watch. If the resource is cached as JSON, any read may start the cache of its encoding.
 fn may_start_cache(read: &HttpRead<'_>) -> bool {
     match &read.request {
         ReadRequest::Get(_) => false,
-        ReadRequest::List(options) => options.may_begin_informer() && read.path.namespace.is_empty(),
+        ReadRequest::List(_) => read.may_begin_informer(),
         ReadRequest::Watch(_) => true,
     }
 }
@@ -321,7 +322,7 @@ fn proof_of_list(
     } else {
         Patience::AtOnce
     };
-    let is_whole = options.spec.is_empty() && read.path.namespace.is_empty();
+    let is_whole = read.spec.is_empty() && read.path.namespace.is_empty();
     let lists = match options.limit {
         // Upstream lists a few objects about as soon as their metadata, so a small list of some
         // objects is proved without.

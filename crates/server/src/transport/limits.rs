@@ -41,9 +41,8 @@ pub const PENDING_RESET_STREAMS_MAX: usize = 20;
 /// connection.
 pub const ERROR_RESET_STREAMS_MAX: usize = 1024;
 
-/// The approximate size of a batch of one stream, in bytes: enough to fill TCP segments, and little
-/// to pin for a stream that stalls.
-pub const BATCH_BYTES_MAX: usize = 64 << 10;
+/// The approximate size of a batch of one stream, in bytes.
+pub const BATCH_BYTES_MAX: usize = kubefan_fanout::BATCH_BYTES_MAX;
 
 /// The approximate number of bytes that one connection sends in one pass, before other tasks run.
 pub const PASS_BYTES_MAX: usize = 256 << 10;

@@ -18,9 +18,9 @@ use crate::{
     error::UpstreamError,
 };
 
-/// Time for which a 403 counts as temporary once the uid is known: an apiserver that has just
-/// started answers 403 until its authorizer has loaded its rules.
-const DENIED_GRACE: Duration = Duration::from_secs(30);
+/// Time for which a 403 counts as temporary if requests were allowed before: an apiserver that has
+/// just started answers 403 until its authorizer has loaded its rules.
+pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
 
@@ -96,7 +96,7 @@ impl Upstream {
                 let had_uid = self.known().as_ref().is_some_and(|known| known.uid.is_some());
                 let since = *denied_since.get_or_insert_with(Instant::now);
                 let denied = matches!(error, UpstreamError::Forbidden { .. });
-                if had_uid && !(denied && since.elapsed() >= DENIED_GRACE) {
+                if had_uid && !(denied && since.elapsed() >= FORBIDDEN_GRACE) {
                     return Err(IdentityError::Unanswered(error));
                 }
                 None

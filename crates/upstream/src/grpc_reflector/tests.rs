@@ -80,7 +80,7 @@ impl WatchService for Scripted {
     }
 }
 
-fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector<StdRng>) {
+fn reflector(scripts: Vec<Vec<Sent>>) -> (Scripted, GrpcReflector) {
     let server = Scripted { scripts: Arc::new(Mutex::new(scripts.into())), ..Scripted::default() };
     let service = WatchServiceServer::new(server.clone());
     let connect = move |_| {
@@ -166,7 +166,7 @@ fn gap(reason: &str, events: Vec<Sent>, end: &str) -> Vec<Sent> {
 
 /// The steps as text, up to `count` of them; answers about the age come at any time, and are left
 /// out.
-async fn steps(reflector: &mut GrpcReflector<StdRng>, count: usize) -> Vec<String> {
+async fn steps(reflector: &mut GrpcReflector, count: usize) -> Vec<String> {
     let mut steps = Vec::new();
     while steps.len() < count {
         steps.push(match reflector.step().await {

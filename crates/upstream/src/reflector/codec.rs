@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use kubefan_common::{
-    api_json::{self, EventJson, ListJson, check_next_page},
+    api_json::{self, EventJson, ListJson, ListMeta, check_next_page},
     text::valid_utf8,
 };
 use kubefan_model::{
@@ -68,8 +68,8 @@ pub(crate) fn read_page(parser: &ObjectParser, target: &Target, body: &[u8]) -> 
     }
     let (version, next, objects): (_, _, Result<_, ObjectError>) = match parser.media() {
         Media::Json | Media::Table => {
-            let ListJson { kind, metadata, items, .. } = parse(body).map_err(ReflectorError::List)?;
-            let (version, next) = metadata.unwrap_or_default().into_parts();
+            let ListJson::<&RawValue> { kind, metadata, items, .. } = parse(body).map_err(ReflectorError::List)?;
+            let ListMeta { resource_version: version, continue_token: next, .. } = metadata.unwrap_or_default();
             let items = items.unwrap_or_default().into_iter().map(|item| item.get().as_bytes());
             if !kind.ends_with("List") {
                 // The page of a gateway, for example, says nothing about the resource.

@@ -6,7 +6,6 @@
 
 use kubefan_cache::Update;
 use kubefan_model::ResourceVersion;
-use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
     },
 };
 
-impl<R: Rng> Reflector<R> {
+impl Reflector {
     /// Requests the next page.
     pub(super) async fn page(&mut self, mut list: PagedList) -> Result<ReflectorEvent, ReflectorError> {
         // Loops until there is an update: with a selector, a page can be empty without being the

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use kubefan_cache::{RelistReason, Update};
 use kubefan_model::ResourceVersion;
-use rand::Rng;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -27,7 +26,7 @@ use crate::{
 /// Maximum failures of a page in a row.
 const PAGE_FAILURES_MAX: usize = 3;
 
-impl<R: Rng> Reflector<R> {
+impl Reflector {
     /// Lists the objects again at the version of the open watch, for `reason`. Without an open
     /// watch this does nothing.
     pub fn reread(&mut self, reason: RelistReason) {

@@ -33,7 +33,7 @@ fn failed(code: u16) -> Answer {
 
 /// A reflector of a server that gives these answers, one per request.
 struct Scripted {
-    reflector: Reflector<StdRng>,
+    reflector: Reflector,
     answers: Arc<Mutex<VecDeque<Answer>>>,
     requests: Arc<Mutex<Vec<String>>>,
 }

@@ -3,7 +3,6 @@
 
 use kubefan_cache::{RelistReason, Update};
 use kubefan_model::event::EventType;
-use rand::Rng;
 use tokio::time::Instant;
 
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
     },
 };
 
-impl<R: Rng> Reflector<R> {
+impl Reflector {
     /// Opens a watch that begins with the state.
     pub(super) async fn start_watch_list(&mut self, reason: RelistReason) -> Result<ReflectorEvent, ReflectorError> {
         let query = [

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use futures::FutureExt;
+use kubefan_common::proto::WATCH_PATH;
 use tokio::io::AsyncWriteExt;
 
 use crate::hostile::{
     attack::Attack,
     context::Context,
-    grpc_call::{self, WATCH, open},
+    grpc_call::{self, open},
     raw_http::{drip_out, get, read_to_end, request},
 };
 
@@ -47,7 +48,7 @@ async fn half_open_calls(context: Context) {
     context
         .run(10, 20, |context, number| async move {
             let Some(requests) = open(&context, number).await else { return };
-            let calls = (0..500).map(|_| grpc_call::call(&context, &requests, WATCH, None));
+            let calls = (0..500).map(|_| grpc_call::call(&context, &requests, WATCH_PATH, None));
             futures::future::join_all(calls).await;
         })
         .await;
@@ -112,7 +113,7 @@ async fn unfinished_bodies(context: Context) {
     context
         .run(200, 400, |context, number| async move {
             let Some(stream) = context.connect(number).await else { return };
-            let path = if number % 2 == 0 { "/api/v1/namespaces/team-0/pods" } else { WATCH };
+            let path = if number % 2 == 0 { "/api/v1/namespaces/team-0/pods" } else { WATCH_PATH };
             let start = format!(
                 "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                  Content-Length: 1000000000\r\n\r\n{{\"a\":\""

@@ -1,12 +1,12 @@
 //! Floods of HTTP/2 frames. A connection that the server ends is opened again.
 
 use futures::FutureExt;
+use kubefan_common::proto::WATCH_PATH;
 
 use crate::hostile::{
     attack::Attack,
     context::Context,
     frames::{END_HEADERS, END_STREAM, Frames, fields, flood, grpc_fields},
-    grpc_call::WATCH,
 };
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -101,7 +101,7 @@ async fn priority_flood(context: Context) {
 async fn empty_data_flood(context: Context) {
     let frames = |out: &mut Frames, write| {
         if write == 0 {
-            out.headers(1, END_HEADERS, &grpc_fields(WATCH));
+            out.headers(1, END_HEADERS, &grpc_fields(WATCH_PATH));
         }
         for _ in 0..FRAMES {
             out.data(1, 0, &[]);

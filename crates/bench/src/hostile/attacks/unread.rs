@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use kubefan_common::proto::v1alpha1::{Target, WatchRequest};
+use kubefan_common::proto::{
+    WATCH_PATH,
+    v1alpha1::{Target, WatchRequest},
+};
 use prost::Message;
 use tokio::{io::AsyncWriteExt, time::interval};
 
@@ -11,7 +14,6 @@ use crate::hostile::{
     attack::Attack,
     context::Context,
     frames::{END_HEADERS, END_STREAM, Frames, grpc_fields},
-    grpc_call::WATCH,
     raw_http::{drip, get, request_without_reading, wait_for_end, websocket},
 };
 use crate::messages::framed;
@@ -116,7 +118,7 @@ async fn no_window(context: Context) {
             let mut frames = Frames::preface(0);
             frames.settings_ack();
             for watch in 0..50 {
-                frames.headers(watch * 2 + 1, END_HEADERS, &grpc_fields(WATCH));
+                frames.headers(watch * 2 + 1, END_HEADERS, &grpc_fields(WATCH_PATH));
                 frames.data(watch * 2 + 1, END_STREAM, &framed(&message));
             }
             if frames.send(&mut stream).await.is_ok() {

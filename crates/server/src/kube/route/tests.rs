@@ -9,6 +9,7 @@ use crate::kube::{
     cache_facts::{NotAllowed, SnapshotFacts},
     fallback::Fallback,
     feature_gates::CacheOnly,
+    options::selectors,
     path::Path,
     query::Query,
 };
@@ -94,9 +95,11 @@ fn cache(media: Media) -> FoundCacheFacts {
 fn fetched(uri: &str, fallback: Fallback) -> (Read, Facts) {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     let path: &'static Path = Box::leak(Box::new(Path::parse(path).unwrap()));
-    let request = ReadRequest::parse(&Query::parse(query), path).unwrap();
+    let query = Query::parse(query);
+    let request = ReadRequest::parse(&query, path).unwrap();
+    let spec = selectors(&query, path);
     let formats = vec![format(Media::Json)];
-    let read = HttpRead { path, spec: request.spec(), request, formats, encodes_failures: true, problem: None };
+    let read = HttpRead { path, request, spec, formats, encodes_failures: true, problem: None };
     let mut facts = CacheFacts::new(fallback, &ALL, &read);
     facts.verdict = Some(Ok(()));
     facts.admission = Some(Ok(()));

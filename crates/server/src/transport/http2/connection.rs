@@ -36,6 +36,7 @@ use h2::{
 };
 use http::{Request, Response, header};
 use kubefan_cache::StreamEnd;
+use kubefan_common::proto::WATCH_PATH;
 use kubefan_fanout::{ConnectionWaker, ReadyStreams, StreamWaker};
 use kubefan_telemetry::metrics::ConnectionEnd;
 use tokio::{task::JoinSet, time::Instant};
@@ -62,9 +63,6 @@ use crate::{
     },
     watch::WatchProtocol,
 };
-
-/// The path of a gRPC watch.
-const WATCH: &str = "/kubefan.v1alpha1.WatchService/Watch";
 
 /// The owner number of the connection itself, among the stream numbers.
 const CONNECTION: u32 = 0;
@@ -378,7 +376,7 @@ impl<T: Io> Connection<T> {
                     return;
                 }
             };
-            if call::is_grpc(&request) && request.uri().path() == WATCH {
+            if call::is_grpc(&request) && request.uri().path() == WATCH_PATH {
                 let waker = self.connection_waker.clone();
                 let opened = requests::open_grpc_watch(services, client, waker, request, respond, arrival, record);
                 self.requests.spawn(opened);
