@@ -6,8 +6,8 @@
 //! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and the watches on them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`] and [`client_info`]: the
-//!   types they share.
+//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`], [`request_caller`] and
+//!   [`client_info`]: the types they share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
@@ -24,6 +24,7 @@ pub mod grpc;
 pub mod kube;
 pub mod reader;
 pub mod rebalance;
+pub mod request_caller;
 pub mod selector_limits;
 pub mod status_report;
 pub mod subscribers;

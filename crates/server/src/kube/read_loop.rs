@@ -33,7 +33,7 @@ use super::{
     status::Failure,
     watch::{self, DefaultTimeouts, WatchParts, WatchStream},
 };
-use crate::target_lookup::Selected;
+use crate::{request_caller::RequestCaller, target_lookup::Selected};
 
 /// The parts of the Kubernetes API that reads share.
 pub struct ReadContext<'a> {
@@ -90,6 +90,7 @@ impl Fetched {
 pub struct ReadLoop<'a> {
     context: ReadContext<'a>,
     request: &'a Parts,
+    caller: &'a RequestCaller,
     read: HttpRead<'a>,
     arrived_at: Instant,
     facts: CacheFacts<'a>,
@@ -103,6 +104,7 @@ impl<'a> ReadLoop<'a> {
     pub fn new(
         context: ReadContext<'a>,
         request: &'a Parts,
+        caller: &'a RequestCaller,
         read: HttpRead<'a>,
         fallback: Fallback,
         stream_waker: StreamWaker,
@@ -110,7 +112,7 @@ impl<'a> ReadLoop<'a> {
         let facts = CacheFacts::new(fallback, &context.reads.narrowed_by, &read);
         let arrived_at = Instant::now();
         let fetched = Fetched::default();
-        Self { context, request, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
+        Self { context, request, caller, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
     }
 
     /// Answers the read. `None` if upstream has to.
@@ -149,17 +151,18 @@ impl<'a> ReadLoop<'a> {
     }
 
     async fn authorize(&mut self) {
-        let is_websocket = hop_by_hop::is_websocket(&self.request.headers);
-        let presented = client_of(self.request).presents(&self.request.headers, is_websocket);
         let reader = &self.context.reads.reader;
-        let read = reader.authorize(&presented, self.read.to_authorize(), &notes_of(self.request)).await;
+        // This read comes here only in the mode `Cache`.
+        let read = reader.authorize_in_mode_cache(self.caller, self.read.to_authorize()).await;
         let verdict = match read {
-            Ok(_) if is_websocket => {
+            Ok(_) if hop_by_hop::is_websocket(&self.request.headers) => {
                 let checked = self.context.upstream.check_websocket_origin(self.request).await;
                 checked.map_err(NotAllowed::ForeignOrigin)
             }
             Ok(_) => Ok(()),
-            Err(ref denial) if presented.is_by_certificate() => Err(NotAllowed::DeniedByCertificate(denial.clone())),
+            Err(ref denial) if self.caller.presented.is_by_certificate() => {
+                Err(NotAllowed::DeniedByCertificate(denial.clone()))
+            }
             Err(ref denial) => Err(NotAllowed::Denied(denial.clone())),
         };
         self.fetched.read = read.ok();
@@ -366,7 +369,7 @@ impl<'a> ReadLoop<'a> {
 
     /// Returns the holder of the places that the read takes.
     fn holder(&self) -> Result<Holder, NotFetched> {
-        Ok(self.fetched.read()?.holder(client_of(self.request).holder()))
+        Ok(self.fetched.read()?.holder(self.caller.presented.holder))
     }
 
     fn key(&self) -> ObjectKey {
