@@ -24,6 +24,7 @@ use kubefan_upstream::{
     UpstreamError,
     acting_as::ActingAs,
     client::holding,
+    identity_headers,
     passthrough::{Credentials, Forwarded, Passthrough},
 };
 use tokio_util::sync::CancellationToken;
@@ -222,7 +223,7 @@ impl Forwarder {
                     comes from a page of one";
                 return Err((PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
-            Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
+            Credentials::Own if identity_headers::impersonates(request.headers()) => {
                 let message = "with --access=local-self every caller acts as kubefan and can be no other user: leave out --as (in a \
                     kubeconfig: as), or send this request to the apiserver itself";
                 return Err((PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
