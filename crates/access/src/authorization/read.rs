@@ -3,13 +3,17 @@
 
 use std::{borrow::Cow, iter, mem};
 
+use kubefan_cache::Refusal;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
     GroupVersionResource, ReadSpec, SelectorTexts,
     selector::{FieldOperator, FieldSelector, FieldTerm, NAME_FIELD, RequiredName},
 };
 
-use super::attributes::{Attributes, ReadVerb};
+use super::{
+    attributes::{Attributes, ReadVerb},
+    target_names::{self, InvalidName},
+};
 
 /// The place in a request that names its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub struct Read {
     target: Target,
     form: Form,
     spec: ReadSpec,
+    /// The verdict about the names in the target, as they came.
+    names: Result<(), Box<InvalidName>>,
 }
 
 impl Read {
@@ -54,13 +60,30 @@ impl Read {
         let labels = mem::take(&mut target.label_selector);
         let fields = mem::take(&mut target.field_selector);
         let spec = ReadSpec::new(SelectorTexts { labels, fields, shard: String::new() });
-        Self { verb, target, form, spec }
+        let names = target_names::check(&target).map_err(Box::new);
+        Self { verb, target, form, spec, names }
+    }
+
+    /// Checks the names in the target. They are looked up, and become parts of paths upstream, only
+    /// if this succeeds.
+    ///
+    /// # Errors
+    /// Names the field at fault.
+    pub fn check_names(&self) -> Result<(), Refusal> {
+        self.names.clone().map_err(|invalid| (*invalid).into())
     }
 
     /// The same read with these selectors. Authorizers see no shard.
     #[must_use]
     pub fn selecting(self, spec: ReadSpec) -> Self {
         Self { spec, ..self }
+    }
+
+    /// The same read without the name of an object in its message.
+    #[must_use]
+    pub fn without_name(mut self) -> Self {
+        self.target.name.clear();
+        self
     }
 
     /// The selectors.
@@ -291,6 +314,16 @@ mod tests {
         assert_eq!(seen(&list), is("list", "", "a", true), "as the apiserver does");
         let watch = Read::collection(ReadVerb::Watch, namespaces("a", ""));
         assert_eq!(seen(&watch), is("watch", "", "a", true));
+    }
+
+    #[test]
+    fn an_invalid_name_stays_invalid() {
+        let read = Read::collection(ReadVerb::Watch, target("a", "p/q", "", ""));
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        for read in [read.clone(), read.clone().without_name(), read.of_resource(gvr)] {
+            assert!(matches!(read.check_names(), Err(Refusal::Invalid { field: "target.name", .. })), "{read:?}");
+        }
+        assert_eq!(Read::object(target("a", "p", "", "")).check_names(), Ok(()));
     }
 
     #[test]

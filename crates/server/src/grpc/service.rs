@@ -31,7 +31,7 @@ use crate::{
     client_info::{ClientInfo, RequestOrigin},
     reader::{NotReached, Reader},
     request_caller::RequestCaller,
-    target_lookup::{self, Selected},
+    target_lookup::Selected,
     watch::{OpenedWatch, WatchProtocol},
 };
 
@@ -94,8 +94,9 @@ impl Service {
             if request.timeout_seconds != 0 {
                 caller.notes.parameter("timeoutSeconds", request.timeout_seconds);
             }
-            let target = named(request.target.clone())?;
-            let read = reader.authorize(&caller, Read::collection(ReadVerb::Watch, target)).await?;
+            let read = Read::collection(ReadVerb::Watch, request.target.clone().unwrap_or_default());
+            read.check_names()?;
+            let read = reader.authorize(&caller, read).await?;
             let holder = read.holder(caller.presented.holder);
             let place = reader.admit_stream(holder)?;
             let version = request::place(&request)?;
@@ -215,7 +216,8 @@ impl WatchService for Service {
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
             caller.notes.parameter("resourceVersion", &resource_version);
-            let read = Read::collection(ReadVerb::List, named(target)?);
+            let read = Read::collection(ReadVerb::List, target.unwrap_or_default());
+            read.check_names()?;
             let read = self.reader.authorize(&caller, read).await?;
             let holder = read.holder(caller.presented.holder);
             let place = self.reader.admit_stream(holder)?;
@@ -256,17 +258,16 @@ impl WatchService for Service {
         let key = ObjectKey::new(namespace, name);
         let open = async {
             caller.notes.parameter("resourceVersion", &resource_version);
-            let target = named(target)?;
-            let selectors =
-                |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
+            let read = Read::object(target.unwrap_or_default());
+            read.check_names()?;
             let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
-            if selectors(&target) {
+            if !read.spec().is_empty() {
                 return invalid("target", "selectors are not allowed: a get names one object");
             }
             if key.name().is_empty() {
                 return invalid("target.name", "required");
             }
-            let read = self.reader.authorize(&caller, Read::object(target)).await?;
+            let read = self.reader.authorize(&caller, read).await?;
             let holder = read.holder(caller.presented.holder);
             let _place = self.reader.admit_read(holder)?;
             let version = request::version(&resource_version)?;
@@ -304,8 +305,9 @@ impl WatchService for Service {
         let read = async {
             // Rights may depend on the selectors, as for the watch that this belongs to. The answer
             // is that of the whole cache.
-            let target = v1alpha1::Target { name: String::new(), ..named(target)? };
-            let read = self.reader.authorize(&caller, Read::collection(ReadVerb::Watch, target)).await?;
+            let read = Read::collection(ReadVerb::Watch, target.unwrap_or_default());
+            read.check_names()?;
+            let read = self.reader.authorize(&caller, read.without_name()).await?;
             let holder = read.holder(caller.presented.holder);
             let _place = self.reader.admit_read(holder)?;
             let Selected { served, .. } = self.reader.select_synced(&read, holder, Media::Json).await?;
@@ -351,13 +353,6 @@ fn caller_of<T>(request: &Request<T>) -> RequestCaller {
     let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
     let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();
     RequestCaller::new(client.presents(request.metadata().as_ref(), false), notes)
-}
-
-/// The target of a request, if its names are names.
-fn named(target: Option<v1alpha1::Target>) -> Result<v1alpha1::Target, Refusal> {
-    let target = target.unwrap_or_default();
-    target_lookup::check_names(&target)?;
-    Ok(target)
 }
 
 /// Counts a request as answered from the cache.
