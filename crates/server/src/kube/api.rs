@@ -1,4 +1,7 @@
 //! The Kubernetes API: answers each request from the cache or from upstream, and counts it.
+//!
+//! It decides what concerns every request: the mode of the resource, and the answer if no cache has
+//! one. A read in the mode `Cache` is answered by [`ReadLoop`], as [`super::route`] decides.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Answers a read: asks [`route`] for a decision, fetches the need that it returns, and asks again.
 //!
-//! Whether the cache, upstream or a refusal answers, and what must be fetched for that, is decided
-//! in [`route`] alone. This module decides only how a need is fetched. It keeps each fetched value
+//! For a read that came here, [`route`] decides whether the cache, upstream or a refusal answers,
+//! and what must be fetched for that. (The mode of the read and its fallback were decided before,
+//! in [`super::api`].) This module decides only how a need is fetched. It keeps each fetched value
 //! twice: as a fact for the decision, and as the value itself for the answer.
 
 use std::sync::Arc;
