@@ -7,5 +7,6 @@ pub mod certificate;
 pub mod presented;
 pub mod service_account;
 mod token_review;
+pub mod websocket_protocols;
 
 pub use authenticator::{AuthenticationOptions, Authenticator};

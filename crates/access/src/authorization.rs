@@ -7,6 +7,7 @@ pub mod authorizer;
 pub mod explanation;
 pub mod non_resource;
 pub mod read;
+pub mod target_names;
 
 pub use authorized::Authorized;
 pub use authorizer::{AuthorizationOptions, Authorizer};

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::selector::{FieldSelector, LabelSelector, SelectorError, ShardSelector};
+use super::selector::{FieldSelector, LabelSelector, ParsedFields, RequiredName, SelectorError, ShardSelector};
 
 /// The texts of selectors; an empty one selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct ReadSpec(Arc<Selectors>);
 struct Selectors {
     texts: SelectorTexts,
     labels: OnceLock<Result<LabelSelector, SelectorError>>,
-    fields: OnceLock<Result<FieldSelector, SelectorError>>,
+    fields: OnceLock<Result<ParsedFields, SelectorError>>,
     shard: OnceLock<Result<Option<ShardSelector>, SelectorError>>,
 }
 
@@ -65,7 +65,19 @@ impl ReadSpec {
     /// # Errors
     /// The reason why the text is not a field selector.
     pub fn fields(&self) -> Result<&FieldSelector, &SelectorError> {
-        self.0.fields.get_or_init(|| FieldSelector::parse(&self.0.texts.fields)).as_ref()
+        self.parsed_fields().map(|parsed| &parsed.selector)
+    }
+
+    /// The name that the field selector requires of the objects.
+    ///
+    /// # Errors
+    /// Why its text is none.
+    pub fn required_name(&self) -> Result<Option<&RequiredName>, &SelectorError> {
+        self.parsed_fields().map(|parsed| parsed.required_name.as_ref())
+    }
+
+    fn parsed_fields(&self) -> Result<&ParsedFields, &SelectorError> {
+        self.0.fields.get_or_init(|| ParsedFields::parse(&self.0.texts.fields)).as_ref()
     }
 
     /// The shard selector; `None` if its text is empty.

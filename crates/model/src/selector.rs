@@ -12,7 +12,7 @@ mod shard;
 mod validate;
 mod value_set;
 
-pub use field::{FieldOperator, FieldSelector, FieldTerm};
+pub use field::{FieldOperator, FieldSelector, FieldTerm, NAME_FIELD, ParsedFields, RequiredName};
 pub use label::{LabelSelector, Operator, Requirement};
 pub use shard::{ShardSelector, Shards};
 pub use value_set::ValueSet;

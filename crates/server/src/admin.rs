@@ -23,7 +23,6 @@ use super::{
     client_info::ClientInfo,
     status_report::{Readiness, Sources, Status},
     subscribers::{ListOptions, Subscribers},
-    target_lookup::check_names,
 };
 
 const PAGE: NonResource = NonResource::get("/");
@@ -101,8 +100,8 @@ async fn can_i(State(admin): State<Arc<Admin>>, request: Request) -> Result<Resp
     let (request, _) = request.into_parts();
     admin.access.details(CAN_I, &request).await?;
     let CanI { user, read } = CanI::of_query(request.uri.query().unwrap_or_default()).map_err(bad_request)?;
+    read.check_names().map_err(|refusal| bad_request(refusal.to_string()))?;
     let target = read.target();
-    check_names(target).map_err(|refusal| bad_request(refusal.to_string()))?;
     let full_name = admin.catalog.full_name(&target.group, &target.version, &target.resource).await;
     let read = match full_name {
         Some(gvr) => read.of_resource(gvr),

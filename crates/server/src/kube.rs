@@ -28,8 +28,9 @@
 //! Why not validate everything here and skip the apiserver for errors: the rules differ between its
 //! versions, and a wrong refusal is as bad as a wrong answer.
 //!
-//! [`route`] decides how a read is answered, and [`read_loop`] fetches the facts for the decision.
-//! [`api`] puts the parts together. [`guard`] and [`forward`] guard against the two hazards of
+//! [`api`] puts the parts together. It decides the mode of a request and the [`fallback`] of a
+//! cache, [`route`] decides how a read in the mode `Cache` is answered, and [`read_loop`] fetches
+//! the facts for that decision. [`guard`] and [`forward`] guard against the two hazards of
 //! taking the apiserver's place: browsers that reach a loopback address, and callers that would act
 //! with kubefan's credentials.
 

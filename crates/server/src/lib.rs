@@ -24,6 +24,7 @@ pub mod grpc;
 pub mod kube;
 pub mod reader;
 pub mod rebalance;
+pub mod request_caller;
 pub mod selector_limits;
 mod sliced_list;
 pub mod status_report;

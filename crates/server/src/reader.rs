@@ -13,7 +13,6 @@ use kubefan_access::{
     switches::Switched,
 };
 use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
-use kubefan_audit::Notes;
 use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1;
 use kubefan_fanout::{Catalog, Fresh, OWN_WATCH_WAIT, OfStream, Patience, Served, Subscription};
@@ -24,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     client_info::RequestOrigin,
+    request_caller::RequestCaller,
     selector_limits::SelectorLimits,
     subscribers::{Registered, Subscribers},
     target_lookup::{self, Selected},
@@ -117,36 +117,56 @@ impl Reader {
         &self.drain
     }
 
-    /// Authorizes a read for the caller of a request. Until then nothing is looked up but the full
-    /// name of the resource, for users that may see it. `notes` get the caller, the read and the
-    /// verdict.
+    /// Authorizes a read for the caller of a request, if the caches may answer it. Until then
+    /// nothing is looked up but the full name of the resource, for users that may see it. The notes
+    /// of the request get the caller, the read and the verdict.
     ///
     /// # Errors
     /// The reason why the caller may not read, or why the verdict is not known.
-    pub async fn authorize(
-        &self,
-        presented: &Presented,
-        read: Read,
-        notes: &Notes,
-    ) -> Result<Authorized<Read>, Denial> {
-        notes.read(&read);
-        if presented.impersonates {
-            return Err(Denial::Impersonation);
-        }
-        let _until_the_verdict = self.pend(presented, read.bytes())?;
-        let caller = self.known(presented, notes).await?;
+    pub async fn authorize(&self, request: &RequestCaller, read: Read) -> Result<Authorized<Read>, Denial> {
+        let _until_the_verdict = self.begin_verdict(request, &read)?;
+        let caller = self.known(request).await?;
         let switches = self.access.switches();
-        let needs_full_name = self.access.reviews() || notes.is_on() || switches.is_any_set();
+        let needs_full_name = self.access.reviews() || request.notes.is_on() || switches.is_any_set();
         let read = if needs_full_name { self.with_full_name(read, &caller).await } else { read };
-        notes.read(&read);
+        request.notes.read(&read);
         let v1alpha1::Target { group, resource, .. } = read.target();
         switches.check(group, resource, &caller).map_err(Denial::Switched)?;
+        self.verdict(request, &caller, read).await
+    }
+
+    /// Authorizes a read that has its full name, and whose mode is `Cache`: [`Self::mode`] has
+    /// decided that.
+    ///
+    /// # Errors
+    /// The reason why the caller may not read, or why the verdict is not known.
+    pub async fn authorize_in_mode_cache(
+        &self,
+        request: &RequestCaller,
+        read: Read,
+    ) -> Result<Authorized<Read>, Denial> {
+        let _until_the_verdict = self.begin_verdict(request, &read)?;
+        let caller = self.known(request).await?;
+        self.verdict(request, &caller, read).await
+    }
+
+    /// Notes a read, and returns the memory of its request until the verdict.
+    fn begin_verdict(&self, request: &RequestCaller, read: &Read) -> Result<Option<FairPermit>, Denial> {
+        request.notes.read(read);
+        if request.presented.impersonates {
+            return Err(Denial::Impersonation);
+        }
+        self.pend(&request.presented, read.bytes())
+    }
+
+    /// Returns the verdict about a caller's read, and notes it.
+    async fn verdict(&self, request: &RequestCaller, caller: &Caller, read: Read) -> Result<Authorized<Read>, Denial> {
         // Before the verdict, which may need the parsed selectors.
         self.selectors.check_texts(read.spec().texts())?;
         let wait = traces::wait("authorize");
-        let verdict = self.access.authorize(&caller, read, presented).await;
+        let verdict = self.access.authorize(caller, read, &request.presented).await;
         drop(wait);
-        notes.decided(&verdict);
+        request.notes.decided(&verdict);
         verdict
     }
 
@@ -157,16 +177,15 @@ impl Reader {
     /// The reason why the caller is not known, or that the read is denied.
     pub async fn mode(
         &self,
+        request: &RequestCaller,
         group: &str,
         resource: &str,
-        presented: &Presented,
-        notes: &Notes,
     ) -> Result<(Mode, Option<Caller>), Denial> {
         let switches = self.access.switches();
         let (mode, caller) = match switches.mode(group, resource, None) {
             Some(mode) => (mode, None),
             None => {
-                let caller = self.authenticate(presented, notes).await?;
+                let caller = self.authenticate(request).await?;
                 (switches.mode(group, resource, Some(&caller)).unwrap_or(Mode::Deny), Some(caller))
             }
         };
@@ -199,18 +218,25 @@ impl Reader {
     ///
     /// # Errors
     /// The denial, if the caller is not known.
-    pub async fn authenticate(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
-        let _until_the_verdict = self.pend(presented, 0)?;
-        self.known(presented, notes).await
+    pub async fn authenticate(&self, request: &RequestCaller) -> Result<Caller, Denial> {
+        if let Some(verdict) = request.verdict.get() {
+            return verdict.clone();
+        }
+        let _until_the_verdict = self.pend(&request.presented, 0)?;
+        self.known(request).await
     }
 
-    async fn known(&self, presented: &Presented, notes: &Notes) -> Result<Caller, Denial> {
-        let wait = traces::wait("authenticate");
-        let caller = self.access.authenticate(presented).await;
-        wait.note("kubefan.authenticated", caller.is_ok());
-        let caller = caller?;
-        notes.caller(&caller);
-        Ok(caller)
+    /// The same, for a request that has the memory for its wait.
+    async fn known(&self, request: &RequestCaller) -> Result<Caller, Denial> {
+        let authenticate = || async {
+            let wait = traces::wait("authenticate");
+            let caller = self.access.authenticate(&request.presented).await;
+            wait.note("kubefan.authenticated", caller.is_ok());
+            let caller = caller?;
+            request.notes.caller(&caller);
+            Ok(caller)
+        };
+        request.verdict.get_or_init(authenticate).await.clone()
     }
 
     /// Returns the right to continue an authorized watch, which is reviewed while the watch lasts.
@@ -266,14 +292,10 @@ impl Reader {
     ///
     /// # Errors
     /// The reason why the caller is refused, or why its rights are not known.
-    pub async fn resources(
-        &self,
-        presented: &Presented,
-        notes: &Notes,
-    ) -> Result<Vec<v1alpha1::ResourceStatus>, Refusal> {
-        let caller = self.authenticate(presented, notes).await?;
+    pub async fn resources(&self, request: &RequestCaller) -> Result<Vec<v1alpha1::ResourceStatus>, Refusal> {
+        let caller = self.authenticate(request).await?;
         // The states of all caches are held until the last verdict.
-        let _place = self.admit_read(caller.holder(presented.holder))?;
+        let _place = self.admit_read(caller.holder(request.presented.holder))?;
         // A resource may also be cached in other encodings, which the answer does not tell apart.
         let all = self.catalog.list().into_iter().filter(|(media, _)| *media == Media::Json);
         let all = all.map(|(_, status)| status);
@@ -281,7 +303,7 @@ impl Reader {
             return Ok(all.collect());
         }
         // The record is of the call, and not of each resource.
-        let apart = Notes::default();
+        let apart = request.without_notes();
         let mut listed = Vec::new();
         for status in all {
             let Some(v1alpha1::ResolvedResource { group, version, resource, .. }) = status.resource.clone() else {
@@ -289,7 +311,7 @@ impl Reader {
             };
             let namespace = status.namespace.clone();
             let target = v1alpha1::Target { group, version, resource, namespace, ..v1alpha1::Target::default() };
-            match self.authorize(presented, Read::collection(ReadVerb::List, target), &apart).await {
+            match self.authorize(&apart, Read::collection(ReadVerb::List, target)).await {
                 Ok(_) => listed.push(status),
                 Err(Denial::Forbidden(_) | Denial::Switched(_)) => {}
                 Err(denial) => return Err(denial.into()),

@@ -1,20 +1,13 @@
 //! From a target to the cache that holds it and the objects it selects. Every error names the field
 //! at fault.
-//!
-//! The hazard is a name that means something else in a path upstream, so names are checked before
-//! any lookup.
 
 use kubefan_access::{Authorized, Read};
 use kubefan_admission::Holder;
 use kubefan_cache::Refusal;
-use kubefan_common::proto::v1alpha1::Target;
 use kubefan_fanout::{CacheRequest, Catalog, Served};
 use kubefan_model::{Media, selection::Selection, selector::ShardSelector};
 
 use super::selector_limits::SelectorLimits;
-
-/// The longest name, in bytes. Kubernetes allows 253 characters for names and groups.
-const NAME_BYTES_MAX: usize = 512;
 
 /// The cache of a target, and the objects that the target selects.
 pub struct Selected {
@@ -22,37 +15,6 @@ pub struct Selected {
     pub served: Served,
     /// The objects.
     pub selection: Selection,
-}
-
-/// Checks the names of a target.
-///
-/// # Errors
-/// Names the field at fault.
-pub fn check_names(target: &Target) -> Result<(), Refusal> {
-    let invalid = |field, message: String| Err(Refusal::Invalid { field, message });
-    if target.resource.is_empty() {
-        return invalid("target.resource", "required: a plural name such as \"pods\"".into());
-    }
-    let names = [
-        ("target.group", &target.group),
-        ("target.version", &target.version),
-        ("target.resource", &target.resource),
-        ("target.namespace", &target.namespace),
-        ("target.name", &target.name),
-    ];
-    for (field, name) in names {
-        if name.len() > NAME_BYTES_MAX {
-            return invalid(field, format!("longer than {NAME_BYTES_MAX} bytes"));
-        }
-        // Names become segments of paths upstream.
-        if name.contains(['/', '%', '?', '#']) || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return invalid(
-                field,
-                format!("{name:?} is not a name: it contains a character that is not allowed in names"),
-            );
-        }
-    }
-    Ok(())
 }
 
 /// Finds the cache of an authorized read, in an encoding, and binds its selectors. Their memory is
@@ -66,7 +28,7 @@ pub async fn select(
 ) -> Result<Selected, Refusal> {
     let target = read.what().target();
     let invalid = |field, message: String| Refusal::Invalid { field, message };
-    check_names(target)?;
+    read.what().check_names()?;
     // Selectors come first: their errors need no lookup, which could go upstream.
     let spec = read.what().spec();
     let labels = spec.labels().map_err(|error| invalid("target.label_selector", error.to_string()))?;

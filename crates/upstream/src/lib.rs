@@ -6,6 +6,7 @@ pub mod client;
 pub mod discovery;
 pub mod error;
 mod grpc_reflector;
+pub mod identity_headers;
 pub mod kubefan_client;
 pub mod metadata;
 pub mod passthrough;

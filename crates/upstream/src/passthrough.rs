@@ -46,6 +46,7 @@ pub use crate::transport::connector::ForwardService;
 use crate::{
     acting_as::ActingAs,
     error::{UpstreamError, shorten},
+    identity_headers::is_identity,
     transport::{
         self,
         connection::{UpstreamBody, holding},
@@ -216,8 +217,6 @@ fn forward(
 
 /// Removes every header that could make the apiserver attribute the request to another user.
 fn remove_credentials(headers: &mut HeaderMap) {
-    let is_identity =
-        |name: &str| name == "authorization" || name.starts_with("impersonate-") || name.starts_with("x-remote-");
     let names: Vec<_> = headers.keys().filter(|name| is_identity(name.as_str())).cloned().collect();
     for name in names {
         headers.remove(name);

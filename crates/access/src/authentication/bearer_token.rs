@@ -11,11 +11,8 @@ use http::{HeaderMap, header};
 use kubefan_admission::Holder;
 use ring::hmac;
 
+use super::websocket_protocols::WebsocketProtocols;
 use crate::user::Digest;
-
-/// The prefix of a bearer token in `Sec-WebSocket-Protocol`, for browsers, which cannot set headers
-/// (`apiserver/pkg/authentication/request/websocket`).
-pub const WEBSOCKET_TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// A bearer token. Its debug text is the same for all tokens.
 #[derive(Clone, PartialEq, Eq)]
@@ -36,17 +33,8 @@ impl BearerToken {
         Some(Self(token.into()))
     }
 
-    /// Finds the token in the protocols of a websocket. `None` also for headers that the apiserver
-    /// refuses: several tokens, valid or not, and a token without another protocol beside it.
     fn in_protocols(headers: &HeaderMap) -> Option<Self> {
-        let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
-        let values = values.into_iter().filter_map(|value| value.to_str().ok());
-        let names = values.flat_map(|value| value.split(',')).map(str::trim);
-        let (tokens, others): (Vec<_>, Vec<_>) = names.partition(|name| name.starts_with(WEBSOCKET_TOKEN));
-        let [token] = tokens[..] else { return None };
-        let encoded = token.strip_prefix(WEBSOCKET_TOKEN).filter(|_| !others.is_empty())?;
-        let token = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?).ok()?;
-        (!token.is_empty()).then(|| Self(token.into()))
+        WebsocketProtocols::of(headers).token().map(|token| Self(token.into()))
     }
 
     /// The holder of a request with this token, as long as its user is not known.
@@ -129,20 +117,9 @@ mod tests {
 
     #[test]
     fn a_websocket_may_have_it_as_a_protocol() {
-        let name = |token: &str| format!("{WEBSOCKET_TOKEN}{}", BASE64_URL_SAFE_NO_PAD.encode(token));
-        let one = name("abc");
-        let other = name("def");
+        let one = format!("base64url.bearer.authorization.k8s.io.{}", BASE64_URL_SAFE_NO_PAD.encode("abc"));
         let protocol = header::SEC_WEBSOCKET_PROTOCOL;
         assert_eq!(read(&[(protocol.clone(), &format!("v4, {one}"))]).as_deref(), Some("abc"));
-        assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), "v4")]).as_deref(), Some("abc"));
-        assert_eq!(read(&[(protocol.clone(), &format!("v4, {one}, {other}"))]), None, "two tokens");
-        assert_eq!(read(&[(protocol.clone(), &one), (protocol.clone(), &format!("{other}, v4"))]), None, "two tokens");
-        assert_eq!(read(&[(protocol.clone(), &one)]), None, "no other protocol");
-        for invalid in ["", "!"] {
-            let name = format!("{WEBSOCKET_TOKEN}{invalid}");
-            assert_eq!(read(&[(protocol.clone(), &format!("v4, {name}"))]), None);
-            assert_eq!(read(&[(protocol.clone(), &format!("v4, {name}, {one}"))]), None, "two tokens");
-        }
         let both = [(header::AUTHORIZATION, "Bearer xyz"), (protocol.clone(), &one)];
         assert_eq!(read(&both).as_deref(), Some("xyz"));
         assert_eq!(BearerToken::of(&headers(&[(protocol, &format!("v4, {one}"))]), false), None, "no websocket");

@@ -2,11 +2,9 @@
 
 use http::HeaderMap;
 use kubefan_admission::Holder;
+use kubefan_upstream::identity_headers::impersonates;
 
 use super::{bearer_token::BearerToken, certificate::CertificateVerdict};
-
-/// Start of the headers of impersonation.
-const IMPERSONATE: &str = "impersonate-";
 
 /// The credentials of a request. It holds no header but the token, so a call that waits for its
 /// message keeps little.
@@ -47,11 +45,6 @@ impl Presented {
     }
 }
 
-/// Whether a request acts as another user.
-pub fn impersonates(headers: &HeaderMap) -> bool {
-    headers.keys().any(|name| name.as_str().starts_with(IMPERSONATE))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,9 +54,8 @@ mod tests {
         for name in ["Impersonate-User", "impersonate-group", "IMPERSONATE-UID", "Impersonate-Extra-Scopes"] {
             let mut headers = HeaderMap::new();
             headers.insert(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), "x".parse().unwrap());
-            assert!(impersonates(&headers), "{name}");
-            assert!(Presented::new(&headers, false, false, Holder::new(1, None)).impersonates);
+            assert!(Presented::new(&headers, false, false, Holder::new(1, None)).impersonates, "{name}");
         }
-        assert!(!impersonates(&HeaderMap::new()));
+        assert!(!Presented::new(&HeaderMap::new(), false, false, Holder::new(1, None)).impersonates);
     }
 }

@@ -3,22 +3,17 @@
 
 use std::{borrow::Cow, iter, mem};
 
+use kubefan_cache::Refusal;
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{
     GroupVersionResource, ReadSpec, SelectorTexts,
-    selector::{FieldOperator, FieldSelector, FieldTerm},
+    selector::{FieldOperator, FieldSelector, FieldTerm, NAME_FIELD, RequiredName},
 };
 
-use super::attributes::{Attributes, ReadVerb};
-
-/// The field that names an object.
-const NAME_FIELD: &str = "metadata.name";
-
-#[cfg(test)]
-thread_local! {
-    /// Number of times that this thread has parsed the selectors of a read for its attributes.
-    pub(super) static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
+use super::{
+    attributes::{Attributes, ReadVerb},
+    target_names::{self, InvalidName},
+};
 
 /// The place in a request that names its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +36,8 @@ pub struct Read {
     target: Target,
     form: Form,
     spec: ReadSpec,
+    /// The verdict about the names in the target, as they came.
+    names: Result<(), Box<InvalidName>>,
 }
 
 impl Read {
@@ -63,13 +60,30 @@ impl Read {
         let labels = mem::take(&mut target.label_selector);
         let fields = mem::take(&mut target.field_selector);
         let spec = ReadSpec::new(SelectorTexts { labels, fields, shard: String::new() });
-        Self { verb, target, form, spec }
+        let names = target_names::check(&target).map_err(Box::new);
+        Self { verb, target, form, spec, names }
+    }
+
+    /// Checks the names in the target. They are looked up, and become parts of paths upstream, only
+    /// if this succeeds.
+    ///
+    /// # Errors
+    /// Names the field at fault.
+    pub fn check_names(&self) -> Result<(), Refusal> {
+        self.names.clone().map_err(|invalid| (*invalid).into())
     }
 
     /// Replaces the selectors. Authorizers see no shard.
     #[must_use]
     pub fn selecting(self, spec: ReadSpec) -> Self {
         Self { spec, ..self }
+    }
+
+    /// The same read without the name of an object in its message.
+    #[must_use]
+    pub fn without_name(mut self) -> Self {
+        self.target.name.clear();
+        self
     }
 
     /// The selectors.
@@ -127,8 +141,6 @@ impl Read {
     /// (`RequestInfo` in `requestinfo.go`, `GetAuthorizerAttributes` in
     /// `filters/authorization.go`).
     pub fn attributes(&self) -> Attributes {
-        #[cfg(test)]
-        PARSED.set(PARSED.get() + 1);
         // As in the apiserver, an invalid selector is no part of the attributes.
         let (labels, fields) = match self.form {
             Form::Collection => {
@@ -152,10 +164,16 @@ impl Read {
             return self.target.name.clone();
         }
         // The apiserver reads both selectors, or none.
-        let named = self.spec.fields().ok().and_then(|_| {
-            FieldSelector::required_value(&self.field_selector(), NAME_FIELD).filter(|name| is_path_segment(name))
-        });
-        named.filter(|_| self.spec.labels().is_ok()).unwrap_or_default()
+        let (Ok(required), Ok(_)) = (self.spec.required_name(), self.spec.labels()) else { return String::new() };
+        let given = self.name_in_message();
+        let first = given.as_ref().into_iter().chain(required).min();
+        first.map(RequiredName::name).filter(|name| is_path_segment(name)).unwrap_or_default().to_owned()
+    }
+
+    /// Returns the name of a gRPC message, as a term of the field selector.
+    fn name_in_message(&self) -> Option<RequiredName> {
+        let name = &self.target.name;
+        (self.form == Form::Collection && !name.is_empty()).then(|| RequiredName::new(name))
     }
 
     /// Returns the attributes of the same read of all objects in its namespace.
@@ -177,14 +195,10 @@ impl Read {
 
     /// The text of the field selector, with the name of a gRPC message.
     pub fn field_selector(&self) -> Cow<'_, str> {
-        let name = &self.target.name;
         let fields = &self.spec.texts().fields;
-        if self.form != Form::Collection || name.is_empty() {
-            return Cow::Borrowed(fields);
-        }
-        let escaped = name.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
-        let term = format!("{NAME_FIELD}={escaped}");
-        Cow::Owned(if fields.is_empty() { term } else { format!("{term},{fields}") })
+        let Some(given) = self.name_in_message() else { return Cow::Borrowed(fields) };
+        let term = given.term();
+        Cow::Owned(if fields.is_empty() { term.to_owned() } else { format!("{term},{fields}") })
     }
 
     /// The field selector, with the name of a gRPC message.
@@ -257,6 +271,9 @@ mod tests {
             // A name in a message is a term.
             (watch(target("a", "p", "", "")), is("watch", "a", "p", true)),
             (watch(target("a", "p", "", "metadata.name=a")), is("watch", "a", "a", true)),
+            (watch(target("a", "p", "", "metadata.name=q")), is("watch", "a", "p", true)),
+            (watch(target("a", "p", "", "metadata.name==q")), is("watch", "a", "q", true)),
+            (watch(target("a", "p", "=", "")), is("watch", "a", "", true)),
             // Not on the deprecated paths.
             (Read::watch_path(target("a", "", "x=y", "metadata.name=p")), is("watch", "a", "", false)),
             (Read::watch_path(target("a", "p", "", "")), is("watch", "a", "p", false)),
@@ -297,6 +314,16 @@ mod tests {
         assert_eq!(seen(&list), is("list", "", "a", true), "as the apiserver does");
         let watch = Read::collection(ReadVerb::Watch, namespaces("a", ""));
         assert_eq!(seen(&watch), is("watch", "", "a", true));
+    }
+
+    #[test]
+    fn an_invalid_name_stays_invalid() {
+        let read = Read::collection(ReadVerb::Watch, target("a", "p/q", "", ""));
+        let gvr = GroupVersionResource::new("", "v1", "pods");
+        for read in [read.clone(), read.clone().without_name(), read.of_resource(gvr)] {
+            assert!(matches!(read.check_names(), Err(Refusal::Invalid { field: "target.name", .. })), "{read:?}");
+        }
+        assert_eq!(Read::object(target("a", "p", "", "")).check_names(), Ok(()));
     }
 
     #[test]

@@ -31,19 +31,57 @@ pub enum FieldOperator {
     NotEquals,
 }
 
-impl FieldSelector {
-    /// Parses `path=value,path!=value`. In a value, `\`, `,` and `=` are escaped with `\`. An empty
-    /// text selects everything.
+/// The path of the field with an object's name.
+pub const NAME_FIELD: &str = "metadata.name";
+
+/// A term that requires a name of the objects. Of several, the least counts: the apiserver takes
+/// the one whose text sorts first, and authorizes a request with it for that name
+/// (`RequiresExactMatch`).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequiredName {
+    /// Its text.
+    term: Box<str>,
+    name: Box<str>,
+}
+
+impl RequiredName {
+    /// Requires this name.
+    pub fn new(name: &str) -> Self {
+        Self { term: format!("{NAME_FIELD}={}", escape(name)).into(), name: name.into() }
+    }
+
+    /// The text of the term.
+    pub fn term(&self) -> &str {
+        &self.term
+    }
+
+    /// The name, with escapes resolved.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// A field selector that was parsed, and the name that it requires of the objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParsedFields {
+    /// The selector.
+    pub selector: FieldSelector,
+    /// The first of its required names.
+    pub required_name: Option<RequiredName>,
+}
+
+impl ParsedFields {
+    /// Parses a selector.
     ///
     /// # Errors
-    /// A term without an operator, an unknown escape, an unescaped `=`, or more than
-    /// [`super::SELECTOR_BYTES_MAX`] bytes.
+    /// As [`FieldSelector::parse`].
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         check_length(text)?;
         let mut parts = split_terms(text);
         // If several terms are wrong, the apiserver reports the one that sorts first.
         parts.sort_unstable_by_key(|(_, part)| *part);
         let mut terms = Vec::new();
+        let mut required_name = None;
         for (start, term) in parts {
             if term.is_empty() {
                 continue;
@@ -56,12 +94,27 @@ impl FieldSelector {
             let value = unescape(value).map_err(|(at, message)| {
                 SelectorError::new(value_start + at, format!("invalid field selector: {message}"))
             })?;
+            if required_name.is_none() && path == NAME_FIELD && op == FieldOperator::Equals {
+                required_name = Some(RequiredName { term: term.into(), name: value.as_str().into() });
+            }
             // The apiserver drops a term that has neither path nor value.
             if !path.is_empty() || !value.is_empty() {
                 terms.push(FieldTerm { path: path.into(), op, value: value.into() });
             }
         }
-        Ok(Self::new(terms))
+        Ok(Self { selector: FieldSelector::new(terms), required_name })
+    }
+}
+
+impl FieldSelector {
+    /// Parses `path=value,path!=value`. In a value, `\`, `,` and `=` are escaped with `\`. An empty
+    /// text selects everything.
+    ///
+    /// # Errors
+    /// A term without an operator, an unknown escape, an unescaped `=`, or more than
+    /// [`super::SELECTOR_BYTES_MAX`] bytes.
+    pub fn parse(text: &str) -> Result<Self, SelectorError> {
+        ParsedFields::parse(text).map(|parsed| parsed.selector)
     }
 
     /// A selector of these terms.
@@ -70,19 +123,6 @@ impl FieldSelector {
         terms.sort_unstable();
         terms.dedup();
         Self { terms: terms.into() }
-    }
-
-    /// The value that a selector requires of a field: that of its first term `path=value`. The
-    /// first is the one whose text sorts first, as in the apiserver, which authorizes a request
-    /// with a selector of `metadata.name` for that name (`RequiresExactMatch`). `text` is known to
-    /// be a selector.
-    pub fn required_value(text: &str, path: &str) -> Option<String> {
-        let mut parts = split_terms(text);
-        parts.sort_unstable_by_key(|(_, part)| *part);
-        parts.into_iter().find_map(|(_, part)| match split_term(part)? {
-            (known, FieldOperator::Equals, value) if known == path => unescape(value).ok(),
-            _ => None,
-        })
     }
 
     /// Counts the terms in a text, and repeated ones each time. Parsing returns at most as many,
@@ -128,8 +168,7 @@ impl fmt::Display for FieldSelector {
         for (i, term) in self.terms.iter().enumerate() {
             let comma = if i == 0 { "" } else { "," };
             let op = if term.op == FieldOperator::Equals { "=" } else { "!=" };
-            let value = term.value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
-            write!(f, "{comma}{}{op}{value}", term.path)?;
+            write!(f, "{comma}{}{op}{}", term.path, escape(&term.value))?;
         }
         Ok(())
     }
@@ -164,6 +203,10 @@ fn split_term(term: &str) -> Option<(&str, FieldOperator, &str)> {
         (None, Some(value)) => Some((path, FieldOperator::Equals, value)),
         (None, None) => Some((path, FieldOperator::Equals, &rest[1..])),
     }
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
 }
 
 fn unescape(text: &str) -> Result<String, (usize, String)> {
@@ -227,6 +270,28 @@ mod tests {
         assert_eq!(parse("b!=2,,a==1,b!=2"), parse("a=1,b!=2"));
         assert_eq!(parse("=,!="), FieldSelector::default());
         assert!(parse("").is_everything() && parse(",").is_everything());
+    }
+
+    #[test]
+    fn the_required_name_is_that_of_the_term_whose_text_sorts_first() {
+        for (text, name) in [
+            ("", None),
+            ("spec.nodeName=n", None),
+            ("metadata.name!=p", None),
+            ("metadata.name=p", Some("p")),
+            ("metadata.name==p,spec.nodeName=n", Some("p")),
+            ("metadata.name=q,metadata.name=p", Some("p")),
+            ("metadata.name=p,metadata.name==q", Some("q")),
+            (r"metadata.name=p\,q", Some("p,q")),
+            ("metadata.name=,metadata.name=p", Some("")),
+        ] {
+            let ParsedFields { selector, required_name } = ParsedFields::parse(text).unwrap();
+            assert_eq!(required_name.as_ref().map(RequiredName::name), name, "{text}");
+            assert_eq!(selector, parse(text));
+        }
+        let given = RequiredName::new("a,b=c");
+        assert_eq!(given.term(), r"metadata.name=a\,b\=c");
+        assert_eq!(ParsedFields::parse(given.term()).unwrap().required_name, Some(given));
     }
 
     #[test]

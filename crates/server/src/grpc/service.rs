@@ -30,8 +30,8 @@ use super::{request, status};
 use crate::{
     client_info::{ClientInfo, RequestOrigin},
     reader::{NotReached, Reader},
-    sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
-    target_lookup::{self, Selected},
+    request_caller::RequestCaller,
+    target_lookup::Selected,
     watch::{OpenedWatch, WatchProtocol},
 };
 
@@ -82,21 +82,23 @@ impl Service {
     pub async fn open(
         &self,
         request: WatchRequest,
-        presented: &Presented,
+        presented: Presented,
         sender: RequestOrigin,
-        notes: &Notes,
+        notes: Notes,
         stream_waker: StreamWaker,
     ) -> Result<OpenedWatch, Status> {
         let reader = &self.reader;
+        let caller = RequestCaller::new(presented, notes);
         let mut counted = self.count(WATCH);
         let open = async {
-            notes.parameter("resourceVersion", &request.resource_version);
+            caller.notes.parameter("resourceVersion", &request.resource_version);
             if request.timeout_seconds != 0 {
-                notes.parameter("timeoutSeconds", request.timeout_seconds);
+                caller.notes.parameter("timeoutSeconds", request.timeout_seconds);
             }
-            let target = named(request.target.clone())?;
-            let read = reader.authorize(presented, Read::collection(ReadVerb::Watch, target), notes).await?;
-            let holder = read.holder(presented.holder);
+            let read = Read::collection(ReadVerb::Watch, request.target.clone().unwrap_or_default());
+            read.check_names()?;
+            let read = reader.authorize(&caller, read).await?;
+            let holder = read.holder(caller.presented.holder);
             let place = reader.admit_stream(holder)?;
             let version = request::place(&request)?;
             let ends_after = request::timeout(request.timeout_seconds)?;
@@ -202,15 +204,16 @@ impl WatchService for Service {
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
         let mut counted = self.count("list");
-        let (presented, notes) = presented_by(&request);
+        let caller = caller_of(&request);
         let request = request.into_inner();
         let open = async {
             let format = request::list_format(&request)?;
             let ListRequest { target, resource_version, .. } = request;
-            notes.parameter("resourceVersion", &resource_version);
-            let read = Read::collection(ReadVerb::List, named(target)?);
-            let read = self.reader.authorize(&presented, read, &notes).await?;
-            let holder = read.holder(presented.holder);
+            caller.notes.parameter("resourceVersion", &resource_version);
+            let read = Read::collection(ReadVerb::List, target.unwrap_or_default());
+            read.check_names()?;
+            let read = self.reader.authorize(&caller, read).await?;
+            let holder = read.holder(caller.presented.holder);
             let place = self.reader.admit_stream(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, holder, format.media()).await?;
@@ -226,13 +229,13 @@ impl WatchService for Service {
         answered(&mut counted, &selected.served);
         let hub = &selected.served.hub;
         let first = Some((hub.resource().clone(), hub.cluster().unwrap_or_default()));
-        let listing = Listing { selected, store, version, format, notes, first, last: None };
+        let listing = Listing { selected, store, version, format, notes: caller.notes, first, last: None };
         Ok(Response::new(Box::pin(chunks(listing, (permits, counted)).map(Ok))))
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let mut counted = self.count("get");
-        let (presented, notes) = presented_by(&request);
+        let caller = caller_of(&request);
         let request = request.into_inner();
         let format =
             request::get_format(&request).map_err(|refusal| refused(&mut counted, status::refused(&refusal)))?;
@@ -240,19 +243,18 @@ impl WatchService for Service {
         let (namespace, name) = target.as_ref().map_or(("", ""), |target| (&*target.namespace, &*target.name));
         let key = ObjectKey::new(namespace, name);
         let open = async {
-            notes.parameter("resourceVersion", &resource_version);
-            let target = named(target)?;
-            let selectors =
-                |target: &v1alpha1::Target| !(target.label_selector.is_empty() && target.field_selector.is_empty());
+            caller.notes.parameter("resourceVersion", &resource_version);
+            let read = Read::object(target.unwrap_or_default());
+            read.check_names()?;
             let invalid = |field, message: &str| Err(Refusal::Invalid { field, message: message.to_owned() });
-            if selectors(&target) {
+            if !read.spec().is_empty() {
                 return invalid("target", "selectors are not allowed: a get names one object");
             }
             if key.name().is_empty() {
                 return invalid("target.name", "required");
             }
-            let read = self.reader.authorize(&presented, Read::object(target), &notes).await?;
-            let holder = read.holder(presented.holder);
+            let read = self.reader.authorize(&caller, read).await?;
+            let holder = read.holder(caller.presented.holder);
             let _place = self.reader.admit_read(holder)?;
             let version = request::version(&resource_version)?;
             let selected = self.reader.select(&read, holder, format.media()).await?;
@@ -270,7 +272,7 @@ impl WatchService for Service {
         let object = object.ok_or_else(|| status::object_not_found(&served.gvr.to_string(), key.name()));
         counted.answered(&served.gvr.to_string(), code(&object), AnsweredBy::Cache);
         let object = object?;
-        notes.sent(1, object.json_len());
+        caller.notes.sent(1, object.json_len());
         Ok(Response::new(GetResponse {
             object: Some(message(object, &format)),
             resource_version: version.least_reached().to_string(),
@@ -284,14 +286,15 @@ impl WatchService for Service {
         request: Request<GetFreshnessRequest>,
     ) -> Result<Response<GetFreshnessResponse>, Status> {
         let mut counted = self.count("get_freshness");
-        let (presented, notes) = presented_by(&request);
+        let caller = caller_of(&request);
         let GetFreshnessRequest { target, prove } = request.into_inner();
         let read = async {
             // Rights may depend on the selectors, as for the watch that this belongs to. The answer
             // is that of the whole cache.
-            let target = v1alpha1::Target { name: String::new(), ..named(target)? };
-            let read = self.reader.authorize(&presented, Read::collection(ReadVerb::Watch, target), &notes).await?;
-            let holder = read.holder(presented.holder);
+            let read = Read::collection(ReadVerb::Watch, target.unwrap_or_default());
+            read.check_names()?;
+            let read = self.reader.authorize(&caller, read.without_name()).await?;
+            let holder = read.holder(caller.presented.holder);
             let _place = self.reader.admit_read(holder)?;
             let Selected { served, .. } = self.reader.select_synced(&read, holder, Media::Json).await?;
             if prove {
@@ -320,8 +323,8 @@ impl WatchService for Service {
         request: Request<ListResourcesRequest>,
     ) -> Result<Response<ListResourcesResponse>, Status> {
         let resources = {
-            let (presented, notes) = presented_by(&request);
-            self.reader.resources(&presented, &notes).await
+            let caller = caller_of(&request);
+            self.reader.resources(&caller).await
         };
         let mut resources = resources.map_err(|refusal| status::refused(&refusal))?;
         for status in &mut resources {
@@ -331,18 +334,11 @@ impl WatchService for Service {
     }
 }
 
-/// Returns the credentials of a call, and the notes for its record.
-fn presented_by<T>(request: &Request<T>) -> (Presented, Notes) {
+/// Returns the caller of a call, who is not known yet.
+fn caller_of<T>(request: &Request<T>) -> RequestCaller {
     let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
     let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();
-    (client.presents(request.metadata().as_ref(), false), notes)
-}
-
-/// The target of a request, if its names are names.
-fn named(target: Option<v1alpha1::Target>) -> Result<v1alpha1::Target, Refusal> {
-    let target = target.unwrap_or_default();
-    target_lookup::check_names(&target)?;
-    Ok(target)
+    RequestCaller::new(client.presents(request.metadata().as_ref(), false), notes)
 }
 
 /// Counts a request as answered from the cache.

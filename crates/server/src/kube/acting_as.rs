@@ -5,36 +5,28 @@
 //! asks to be another user is refused: the apiserver would check kubefan's right to that, not the
 //! caller's.
 
-use http::HeaderMap;
-use kubefan_access::{Caller, Denial, authentication::presented::impersonates, user::ANONYMOUS};
-use kubefan_audit::Notes;
+use kubefan_access::{Caller, Denial, user::ANONYMOUS};
 use kubefan_cache::Refusal;
 use kubefan_telemetry::metrics::PassthroughRefusal;
 use kubefan_upstream::acting_as::ActingAs;
 
-use super::{forward::NotForwarded, hop_by_hop, status::Failure};
-use crate::{client_info::ClientInfo, reader::Reader};
+use super::status::Failure;
+use crate::{reader::Reader, request_caller::RequestCaller};
 
-/// Returns the user of a request with these headers.
+/// Returns the user that a request of this caller acts as.
 ///
 /// # Errors
 /// The reason why the request is not forwarded.
-pub(super) async fn acting_as(
-    reader: &Reader,
-    headers: &HeaderMap,
-    client: &ClientInfo,
-    notes: &Notes,
-) -> Result<ActingAs, NotForwarded> {
-    if impersonates(headers) {
+pub(super) async fn acting_as(reader: &Reader, request: &RequestCaller) -> Result<ActingAs, NotForwarded> {
+    if request.presented.impersonates {
         let message = "with --access=authorized-impersonate kubefan itself names the user of a request, and callers can be no other user: \
             leave out --as (in a kubeconfig: as), or send this request to the apiserver itself";
         return Err(NotForwarded::new(PassthroughRefusal::Impersonation, Failure::forbidden(message.to_owned())));
     }
-    let presented = client.presents(headers, hop_by_hop::is_websocket(headers));
     let refused =
         |denial: Denial| NotForwarded::new(PassthroughRefusal::Identity, Failure::from(&Refusal::from(denial)));
     let unknown = || refused(Denial::Unauthenticated("only requests of authenticated users are forwarded"));
-    match reader.authenticate(&presented, notes).await.map_err(refused)? {
+    match reader.authenticate(request).await.map_err(refused)? {
         Caller::Known(known) if known.identity.user != ANONYMOUS => {
             let identity = &known.identity;
             let acting_as = ActingAs::new(&identity.user, &identity.uid, &identity.groups, &identity.extra);

@@ -1,4 +1,7 @@
 //! The Kubernetes API: answers each request from the cache or from upstream, and counts it.
+//!
+//! It decides what concerns every request: the mode of the resource, and the answer if no cache has
+//! one. A read in the mode `Cache` is answered by [`ReadLoop`], as [`super::route`] decides.
 
 use std::sync::Arc;
 
@@ -26,7 +29,6 @@ use super::{
     feature_gates::{CacheOnly, FeatureGates},
     forwarded_caller::forwarded_caller,
     guard::Guard,
-    hop_by_hop,
     http_read::{HttpRead, NOT_FORWARDED, ReadSettings},
     kube_upstream::KubeUpstream,
     negotiate,
@@ -34,11 +36,11 @@ use super::{
     pages::PageSnapshots,
     path::Path,
     read_loop::{ReadContext, ReadLoop},
-    request_info::{self, RequestInfo, client_of, notes_of},
+    request_info::{self, RequestInfo, caller_of, client_of},
     status::Failure,
     watch::DefaultTimeouts,
 };
-use crate::{reader::Reader, watch::OpenedWatch};
+use crate::{reader::Reader, request_caller::RequestCaller, watch::OpenedWatch};
 
 /// The Kubernetes API.
 pub struct KubeApi {
@@ -158,10 +160,11 @@ impl KubeApi {
         stream_waker: StreamWaker,
     ) -> Answer {
         let (parts, body) = request.into_parts();
-        let mode = self.mode(&parts, info).await;
+        let caller = caller_of(&parts);
+        let mode = self.mode(&parts, info, &caller).await;
         let fallback = self.fallback(&parts, info);
         let refused = match &mode {
-            Ok((Mode::Cache, _)) => match self.read(&parts, info, fallback, stream_waker).await {
+            Ok((Mode::Cache, _)) => match self.read(&parts, info, &caller, fallback, stream_waker).await {
                 Ok(answer) => return answer,
                 Err(refused) => refused,
             },
@@ -181,9 +184,8 @@ impl KubeApi {
         };
         let client = client_of(&parts);
         let reader = &self.reads.reader;
-        let notes = notes_of(&parts);
         // Boxed: most requests are not forwarded and need not have the memory for it.
-        let caller = forwarded_caller(reader, forwarder, &parts, info.verb, &client, &notes).boxed().await;
+        let caller = forwarded_caller(reader, forwarder, &parts, info.verb, &caller).boxed().await;
         let request = Request::from_parts(parts, body);
         let mut response = forwarder.forward(request, info.verb, &client, caller, reader.drain()).boxed().await;
         if info.is_watch
@@ -201,15 +203,19 @@ impl KubeApi {
     /// Returns the mode of a request, and its caller if the caller decides it: only reads of
     /// objects have another mode than `Cache`. The mode is decided before anything could forward
     /// the request.
-    async fn mode(&self, request: &Parts, info: &RequestInfo<'_>) -> Result<(Mode, Option<Caller>), Denial> {
+    async fn mode(
+        &self,
+        request: &Parts,
+        info: &RequestInfo<'_>,
+        caller: &RequestCaller,
+    ) -> Result<(Mode, Option<Caller>), Denial> {
         let reads = matches!(request.method, Method::GET | Method::HEAD);
         let Some(path) = info.path.as_ref().filter(|_| reads) else { return Ok((Mode::Cache, None)) };
         let reader = &self.reads.reader;
         if !reader.switches().is_any_set() {
             return Ok((Mode::Cache, None));
         }
-        let presented = client_of(request).presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
-        reader.mode(&path.group, &path.resource, &presented, &notes_of(request)).await
+        reader.mode(caller, &path.group, &path.resource).await
     }
 
     /// Returns the fallback of a request that the cache does not answer.
@@ -258,6 +264,7 @@ impl KubeApi {
         &self,
         request: &Parts,
         info: &RequestInfo<'_>,
+        caller: &RequestCaller,
         fallback: Fallback,
         stream_waker: StreamWaker,
     ) -> Result<Answer, Option<Refused>> {
@@ -266,7 +273,7 @@ impl KubeApi {
         let read = HttpRead::parse(request, info, settings).map_err(|error| fallback.refusal(error))?;
         let Self { reads, pages, timeouts, upstream, .. } = self;
         let context = ReadContext { reads, pages, timeouts, upstream };
-        ReadLoop::new(context, request, read, fallback, stream_waker).run().await.ok_or(None)
+        ReadLoop::new(context, request, caller, read, fallback, stream_waker).run().await.ok_or(None)
     }
 
     /// Returns the label of a resource in metrics: its name if it is cached or a limit prevents

@@ -12,8 +12,8 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
-use kubefan_access::authentication::bearer_token::WEBSOCKET_TOKEN;
-use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
+use kubefan_access::authentication::websocket_protocols::WebsocketProtocols;
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitLimits};
 use kubefan_cache::{Refusal, warnings::Warnings};
 use kubefan_model::Media;
 use kubefan_telemetry::{
@@ -24,6 +24,7 @@ use kubefan_upstream::{
     UpstreamError,
     acting_as::ActingAs,
     client::holding,
+    identity_headers,
     passthrough::{Credentials, Forwarded, Passthrough},
 };
 use tokio_util::sync::CancellationToken;
@@ -246,7 +247,7 @@ impl Forwarder {
                     comes from a page of one";
                 return Err(NotForwarded::new(PassthroughRefusal::Foreign, Failure::forbidden(message.to_owned())));
             }
-            Credentials::Own if request.headers().keys().any(|name| name.as_str().starts_with("impersonate-")) => {
+            Credentials::Own if identity_headers::impersonates(request.headers()) => {
                 let message = "with --access=local-self every caller acts as kubefan and can be no other user: leave out --as (in a \
                     kubeconfig: as), or send this request to the apiserver itself";
                 return Err(NotForwarded::new(
@@ -350,19 +351,15 @@ fn unanswered(error: &UpstreamError, media: Media, reaction: ClientReaction) -> 
 }
 
 fn has_token(headers: &HeaderMap) -> bool {
-    let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
-    headers.contains_key(header::AUTHORIZATION)
-        || protocols.flat_map(|value| value.split(',')).any(|name| name.trim().starts_with(WEBSOCKET_TOKEN))
+    headers.contains_key(header::AUTHORIZATION) || WebsocketProtocols::of(headers).has_token()
 }
 
 /// Removes the token of a websocket, which was for kubefan: the request carries kubefan's own.
 fn remove_websocket_token(headers: &mut HeaderMap) {
-    let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
-    let names = values.flat_map(|value| value.split(',')).map(str::trim);
-    let left: Vec<&str> = names.filter(|name| !name.starts_with(WEBSOCKET_TOKEN)).collect();
-    match HeaderValue::try_from(left.join(", ")) {
-        Ok(left) if !left.is_empty() => drop(headers.insert(header::SEC_WEBSOCKET_PROTOCOL, left)),
-        _ => drop(headers.remove(header::SEC_WEBSOCKET_PROTOCOL)),
+    let left = WebsocketProtocols::of(headers).without_token();
+    match left {
+        Some(left) => drop(headers.insert(header::SEC_WEBSOCKET_PROTOCOL, left)),
+        None => drop(headers.remove(header::SEC_WEBSOCKET_PROTOCOL)),
     }
 }
 

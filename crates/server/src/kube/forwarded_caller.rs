@@ -7,17 +7,15 @@
 
 use http::request::Parts;
 use kubefan_access::{Denial, user::ANONYMOUS};
-use kubefan_audit::Notes;
 use kubefan_cache::Refusal;
 use kubefan_telemetry::metrics::PassthroughRefusal;
 
 use super::{
     acting_as,
     forward::{ForwardedCaller, Forwarder, NotForwarded},
-    hop_by_hop,
     status::Failure,
 };
-use crate::{client_info::ClientInfo, reader::Reader};
+use crate::{reader::Reader, request_caller::RequestCaller};
 
 /// Finds the caller of a request.
 ///
@@ -28,20 +26,15 @@ pub(super) async fn forwarded_caller(
     forwarder: &Forwarder,
     request: &Parts,
     verb: &str,
-    client: &ClientInfo,
-    notes: &Notes,
+    caller: &RequestCaller,
 ) -> Result<ForwardedCaller, NotForwarded> {
-    let acting_as = if forwarder.impersonates() {
-        Some(acting_as::acting_as(reader, &request.headers, client, notes).await?)
-    } else {
-        None
-    };
-    let presented = client.presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
-    let by_token = presented.token.as_ref().map_or(client.holder(), |token| token.holder(client.holder()));
+    let acting_as = if forwarder.impersonates() { Some(acting_as::acting_as(reader, caller).await?) } else { None };
+    let presented = &caller.presented;
+    let by_token = presented.token.as_ref().map_or(presented.holder, |token| token.holder(presented.holder));
     if acting_as.is_none() && !forwarder.needs_tenant(request, verb) {
         return Ok(ForwardedCaller { holder: by_token, acting_as });
     }
-    let holder = match reader.authenticate(&presented, notes).await {
+    let holder = match reader.authenticate(caller).await {
         Ok(caller) => caller.tenant().map_or(by_token, |tenant| by_token.of_tenant(tenant)),
         Err(denial @ Denial::Busy(_)) => {
             return Err(NotForwarded::new(PassthroughRefusal::Limit, Failure::from(&Refusal::from(denial))));

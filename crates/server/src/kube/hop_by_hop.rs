@@ -4,6 +4,7 @@
 //! a second request, or switch protocols unnoticed.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use kubefan_upstream::identity_headers::is_identity;
 
 /// The hop-by-hop headers, besides those that `Connection` names.
 const NAMES: [HeaderName; 9] = [
@@ -28,12 +29,10 @@ pub(super) fn remove(headers: &mut HeaderMap) {
 
 /// Returns a header with the identity of the caller or the way of the request, if `Connection`
 /// names it. Without this header the request would be another user's.
-pub(super) fn hidden_identity(headers: &HeaderMap) -> Option<String> {
-    const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
+pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
+    const OTHERS: [&str; 4] = ["audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
-    names.find(|name| {
-        NAMED.contains(&name.as_str()) || name.starts_with("impersonate-") || name.starts_with("x-remote-")
-    })
+    names.find(|name| is_identity(name) || OTHERS.contains(&name.as_str()))
 }
 
 /// Returns the protocol that a request wants to upgrade to, if it is one of exec, attach,
@@ -78,6 +77,7 @@ mod tests {
             "Authorization",
             "close, Impersonate-User",
             "X-Remote-Group",
+            "X-Forwarded-For",
             "keep-alive,audit-ID",
             "Via",
             "Upgrade, Sec-WebSocket-Protocol",

@@ -4,9 +4,10 @@
 //! not understand completely is recorded as a problem of the read, and upstream answers it.
 
 use http::{Method, request::Parts};
-use kubefan_access::{Denial, Read, ReadVerb, authentication::presented::impersonates};
+use kubefan_access::{Denial, Read, ReadVerb};
 use kubefan_common::proto::v1alpha1::Target;
 use kubefan_model::{ReadSpec, SelectorTexts, format::Format};
+use kubefan_upstream::identity_headers::impersonates;
 
 use super::{
     fallback::Fallback,

@@ -1,5 +1,5 @@
-//! The reason why a read is not answered from the cache, and the choice between a refusal and
-//! upstream.
+//! The reason why a read is not answered from the cache, and for each of them whether upstream may
+//! answer instead. Whether it does is decided by the [`Fallback`](super::fallback::Fallback).
 
 use kubefan_access::{
     Mode,

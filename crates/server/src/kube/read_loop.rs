@@ -1,7 +1,8 @@
 //! Answers a read: asks [`route`] for a decision, fetches the need that it returns, and asks again.
 //!
-//! Whether the cache, upstream or a refusal answers, and what must be fetched for that, is decided
-//! in [`route`] alone. This module decides only how a need is fetched. It keeps each fetched value
+//! For a read that came here, [`route`] decides whether the cache, upstream or a refusal answers,
+//! and what must be fetched for that. (The mode of the read and its fallback were decided before,
+//! in [`super::api`].) This module decides only how a need is fetched. It keeps each fetched value
 //! twice: as a fact for the decision, and as the value itself for the answer.
 
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use super::{
     status::Failure,
     watch::{self, DefaultTimeouts, WatchHandles, WatchParts},
 };
-use crate::target_lookup::Selected;
+use crate::{request_caller::RequestCaller, target_lookup::Selected};
 
 /// The parts of the Kubernetes API that reads share.
 pub struct ReadContext<'a> {
@@ -92,6 +93,7 @@ impl Fetched {
 pub struct ReadLoop<'a> {
     context: ReadContext<'a>,
     request: &'a Parts,
+    caller: &'a RequestCaller,
     read: HttpRead<'a>,
     arrived_at: Instant,
     facts: CacheFacts<'a>,
@@ -105,6 +107,7 @@ impl<'a> ReadLoop<'a> {
     pub fn new(
         context: ReadContext<'a>,
         request: &'a Parts,
+        caller: &'a RequestCaller,
         read: HttpRead<'a>,
         fallback: Fallback,
         stream_waker: StreamWaker,
@@ -112,7 +115,7 @@ impl<'a> ReadLoop<'a> {
         let facts = CacheFacts::new(fallback, &context.reads.narrowed_by, &read);
         let arrived_at = Instant::now();
         let fetched = Fetched::default();
-        Self { context, request, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
+        Self { context, request, caller, read, arrived_at, facts, fetched, stream_waker: Some(stream_waker) }
     }
 
     /// Answers the read. `None` if upstream has to.
@@ -151,17 +154,18 @@ impl<'a> ReadLoop<'a> {
     }
 
     async fn authorize(&mut self) {
-        let is_websocket = hop_by_hop::is_websocket(&self.request.headers);
-        let presented = client_of(self.request).presents(&self.request.headers, is_websocket);
         let reader = &self.context.reads.reader;
-        let read = reader.authorize(&presented, self.read.to_authorize(), &notes_of(self.request)).await;
+        // This read comes here only in the mode `Cache`.
+        let read = reader.authorize_in_mode_cache(self.caller, self.read.to_authorize()).await;
         let verdict = match read {
-            Ok(_) if is_websocket => {
+            Ok(_) if hop_by_hop::is_websocket(&self.request.headers) => {
                 let checked = self.context.upstream.check_websocket_origin(self.request).await;
                 checked.map_err(NotAllowed::ForeignOrigin)
             }
             Ok(_) => Ok(()),
-            Err(ref denial) if presented.is_by_certificate() => Err(NotAllowed::DeniedByCertificate(denial.clone())),
+            Err(ref denial) if self.caller.presented.is_by_certificate() => {
+                Err(NotAllowed::DeniedByCertificate(denial.clone()))
+            }
             Err(ref denial) => Err(NotAllowed::Denied(denial.clone())),
         };
         self.fetched.read = read.ok();
@@ -368,7 +372,7 @@ impl<'a> ReadLoop<'a> {
 
     /// Returns the holder of the places that the read takes.
     fn holder(&self) -> Result<Holder, NotFetched> {
-        Ok(self.fetched.read()?.holder(client_of(self.request).holder()))
+        Ok(self.fetched.read()?.holder(self.caller.presented.holder))
     }
 
     fn key(&self) -> ObjectKey {

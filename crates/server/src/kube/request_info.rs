@@ -12,7 +12,7 @@ use super::{
     path::Path,
     query::{Query, is_true},
 };
-use crate::client_info::ClientInfo;
+use crate::{client_info::ClientInfo, request_caller::RequestCaller};
 
 /// The parsed parts of a request.
 pub struct RequestInfo<'a> {
@@ -78,6 +78,12 @@ pub fn subresource(path: &str) -> Option<&str> {
 /// Returns the notes for the record of a request; nothing is noted if it has none.
 pub fn notes_of(request: &Parts) -> Notes {
     request.extensions.get::<Notes>().cloned().unwrap_or_default()
+}
+
+/// Returns the caller of a request, who is not known yet.
+pub fn caller_of(request: &Parts) -> RequestCaller {
+    let presented = client_of(request).presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
+    RequestCaller::new(presented, notes_of(request))
 }
 
 /// Returns the client that sent a request.

@@ -1,13 +1,19 @@
-//! Decides how an HTTP read is answered: from the cache, by upstream, or with a refusal.
+//! Decides how an HTTP read is answered whose mode is `Cache`: from the cache, by upstream, or with
+//! a refusal.
 //!
 //! The hazard is a stale or partial answer. The decision depends on many inputs (the demands of the
 //! request, the caches and their freshness, whether upstream may answer instead), so it is one pure
 //! function, [`route`], over plain data. If it needs a value that takes time (a verdict, the first
 //! list of a cache, a freshness proof, a snapshot), it returns that need; [`super::read_loop`]
-//! fetches it and asks again. So no rule is in two places, and each of them is a row of a table in
-//! the tests. Some reads do not come here: [`super::api`] answers those that [`HttpRead::parse`]
-//! refuses, and those whose resource the operator has switched to another mode, or whose caller is
-//! denied when the mode is decided.
+//! fetches it and asks again. So no rule about caches and their freshness is in two places, and
+//! each of them is a row of a table in the tests.
+//!
+//! Three decisions are made outside, because they concern requests that are no reads, too:
+//! - [`super::api`] decides the mode of the resource, and whether upstream might ignore a part of
+//!   the request. With that it makes the [`Fallback`] of the read. It answers requests in another
+//!   mode, those whose caller the mode denies, and those that [`HttpRead::parse`] refuses.
+//! - [`ReadError`] says for each reason why the cache does not answer whether upstream may.
+//! - [`Fallback`] makes the refusal from both, or none if upstream answers.
 //!
 //! The rules are those of the apiserver's own cache: which lists it reads from etcd
 //! (`delegator.ShouldDelegateList` of `storage/cacher`), how it waits for a version

@@ -15,7 +15,7 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use kubefan_access::authentication::bearer_token::WEBSOCKET_TOKEN;
+use kubefan_access::authentication::websocket_protocols::WebsocketProtocols;
 use kubefan_audit::request_head::AUDIT_ID;
 use kubefan_model::Media;
 use tokio::{
@@ -72,7 +72,7 @@ impl Socket {
         }
         let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()));
         let accept = accept.map_err(|_| bad("the key is invalid".to_owned()))?;
-        let protocol = match &*protocols(headers) {
+        let protocol = match &*WebsocketProtocols::of(headers).names() {
             [] => None,
             [one] => Some(HeaderValue::try_from(*one).map_err(|_| bad("the protocol is not a name".to_owned()))?),
             several => return Err(bad(format!("only one protocol may be named, not {}", several.len()))),
@@ -126,13 +126,6 @@ impl Socket {
         headers.extend(of_response.chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));
         response
     }
-}
-
-/// Returns the protocols that a request names, without the one that contains a token.
-fn protocols(headers: &HeaderMap) -> Vec<&str> {
-    let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
-    let names = values.flat_map(|value| value.split(',')).map(str::trim);
-    names.filter(|name| !name.is_empty() && !name.starts_with(WEBSOCKET_TOKEN)).collect()
 }
 
 /// Refuses a handshake without an origin, or of a page of another site.
@@ -280,13 +273,6 @@ mod tests {
             assert_eq!(check_origin(&headers).is_ok(), is, "{origin} at {host}");
         }
         assert!(check_origin(&headers(&[("host", "localhost")])).is_err(), "the apiserver requires it too");
-    }
-
-    #[test]
-    fn a_token_is_not_a_protocol() {
-        let headers =
-            headers(&[("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YQ, base64.channel.k8s.io,")]);
-        assert_eq!(protocols(&headers), ["base64.channel.k8s.io"]);
     }
 
     #[test]

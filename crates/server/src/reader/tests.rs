@@ -2,11 +2,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
 use kubefan_access::{
     AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
     review::QueueLimits,
 };
 use kubefan_admission::{Gate, GateLimits};
+use kubefan_audit::Notes;
 use kubefan_cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update};
 use kubefan_common::{
     proto::v1alpha1::{ResolvedResource, ResourceStatus},
@@ -90,6 +92,10 @@ impl OneCache {
 
     /// A reader of it.
     pub(crate) fn reader(self: &Arc<Self>) -> Arc<Reader> {
+        self.reader_for(AccessControl::always_allow())
+    }
+
+    pub(crate) fn reader_for(self: &Arc<Self>, access: AccessControl) -> Arc<Reader> {
         let limits = ReaderLimits {
             subscribers_max: 1.into(),
             reads_max: 1.into(),
@@ -97,8 +103,7 @@ impl OneCache {
             selectors: SelectorLimits { terms_max: 1, values_max: 1 },
             ids_seed: 0,
         };
-        let access = Arc::new(AccessControl::always_allow());
-        Arc::new(Reader::new(self.clone(), access, CancellationToken::new(), limits))
+        Arc::new(Reader::new(self.clone(), Arc::new(access), CancellationToken::new(), limits))
     }
 }
 
@@ -159,8 +164,8 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
     let catalog = OneCache::new();
     let reader = catalog.reader();
     let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
-    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
-    let read = reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.unwrap();
+    let caller = unidentified();
+    let read = reader.authorize(&caller, Read::collection(ReadVerb::List, target)).await.unwrap();
     let waiting =
         tokio::spawn(async move { reader.select_synced(&read, Holder::new(0, None), Media::Json).await.is_ok() });
     for _ in 0..100 {
@@ -178,12 +183,12 @@ async fn a_request_that_waits_for_its_cache_does_not_search_again_when_others_ch
 #[tokio::test]
 async fn a_list_of_the_caches_takes_the_place_of_a_read() {
     let reader = OneCache::new().reader();
-    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
-    let only_one = reader.admit_read(presented.holder).unwrap();
-    let refused = reader.resources(&presented, &Notes::default()).await;
+    let caller = unidentified();
+    let only_one = reader.admit_read(caller.presented.holder).unwrap();
+    let refused = reader.resources(&caller).await;
     assert!(matches!(refused, Err(Refusal::Exhausted(_))), "{refused:?}");
     drop(only_one);
-    assert!(reader.resources(&presented, &Notes::default()).await.is_ok());
+    assert!(reader.resources(&caller).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,12 +206,46 @@ async fn a_read_that_waits_after_it_has_found_its_version_is_not_served_an_older
     assert!(matches!(refused, Some(Refusal::Future { .. })), "{refused:?}");
 }
 
+/// A caller without credentials.
+fn unidentified() -> RequestCaller {
+    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    RequestCaller::new(presented, Notes::default())
+}
+
+/// A caller with a token.
+fn with_token() -> RequestCaller {
+    let mut headers = http::HeaderMap::new();
+    headers.insert(http::header::AUTHORIZATION, "Bearer x".parse().unwrap());
+    RequestCaller::new(Presented::new(&headers, false, false, Holder::new(1, None)), Notes::default())
+}
+
 /// Access to an apiserver that never answers.
-fn unanswered() -> Arc<AccessControl> {
+fn unanswered() -> AccessControl {
     let never = |_: http::Request<Bytes>| std::future::pending::<Result<http::Response<UpstreamBody>, BoxError>>();
-    let service = BoxCloneSyncService::new(service_fn(never));
+    access(BoxCloneSyncService::new(service_fn(never)))
+}
+
+/// Access to an apiserver that allows everything, and counts the reviews of tokens.
+pub(crate) fn allowed(token_reviews: Arc<AtomicUsize>) -> AccessControl {
+    let answer = move |request: http::Request<Bytes>| {
+        let status = if request.uri().path().ends_with("/tokenreviews") {
+            token_reviews.fetch_add(1, Ordering::Relaxed);
+            r#"{"status":{"authenticated":true,"user":{"username":"u"}}}"#
+        } else {
+            r#"{"status":{"allowed":true}}"#
+        };
+        let body = Full::new(Bytes::from_static(status.as_bytes())).map_err(|never| match never {});
+        std::future::ready(Ok::<_, BoxError>(http::Response::new(body.boxed_unsync())))
+    };
+    access(BoxCloneSyncService::new(service_fn(answer)))
+}
+
+/// Access to this apiserver. No verdict is kept.
+fn access(
+    apiserver: BoxCloneSyncService<http::Request<Bytes>, http::Response<UpstreamBody>, BoxError>,
+) -> AccessControl {
     let base = http::Uri::from_static("https://sim.local:6443");
-    let upstream = Upstream::from_service(service, &base, UpstreamOptions::default());
+    let upstream = Upstream::from_service(apiserver, &base, UpstreamOptions::default());
     let queue = QueueLimits {
         per_second: 1000,
         burst: 1000,
@@ -234,24 +273,37 @@ fn unanswered() -> Arc<AccessControl> {
     let streams = StreamOptions { reauthorize_interval: Duration::from_secs(1), age_max: None };
     let options = AccessOptions { authentication, authorization, streams };
     let metrics = Metrics::new(Registry::new()).unwrap();
-    Arc::new(AccessControl::webhook(
-        &upstream,
-        options,
-        [7; 32],
-        || std::time::SystemTime::UNIX_EPOCH,
-        metrics.access(),
-    ))
+    AccessControl::webhook(&upstream, options, [7; 32], || std::time::SystemTime::UNIX_EPOCH, metrics.access())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_authenticated_once_for_all_steps_that_ask_for_its_caller() {
+    let token_reviews = Arc::new(AtomicUsize::new(0));
+    let reader = OneCache::new().reader_for(allowed(token_reviews.clone()));
+    let pods =
+        v1alpha1::Target { version: "v1".to_owned(), resource: "pods".to_owned(), ..v1alpha1::Target::default() };
+    let list = || Read::collection(ReadVerb::List, pods.clone());
+    let caller = with_token();
+    assert!(reader.mode(&caller, "", "pods").await.is_ok());
+    assert_eq!(token_reviews.load(Ordering::Relaxed), 0, "no mode depends on the caller");
+    assert!(reader.authorize(&caller, list()).await.is_ok());
+    assert!(reader.authorize_in_mode_cache(&caller, list()).await.is_ok());
+    assert!(reader.authenticate(&caller).await.is_ok());
+    assert!(reader.resources(&caller).await.is_ok());
+    assert_eq!(token_reviews.load(Ordering::Relaxed), 1);
+    assert!(reader.authenticate(&with_token()).await.is_ok());
+    assert_eq!(token_reviews.load(Ordering::Relaxed), 2, "another request");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_selector_beyond_the_limits_is_refused_before_the_verdict_about_its_caller() {
     let reader = OneCache::new().reader();
-    let presented = Presented::new(&http::HeaderMap::new(), false, false, Holder::new(1, None));
+    let caller = unidentified();
     let verdict = async |fields: &str| {
         let resource = "pods".to_owned();
         let field_selector = fields.to_owned();
         let target = v1alpha1::Target { resource, field_selector, ..v1alpha1::Target::default() };
-        reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
+        reader.authorize(&caller, Read::collection(ReadVerb::List, target)).await.map(drop)
     };
     assert!(verdict("spec.nodeName=n").await.is_ok());
     let refused = verdict(&"metadata.name!=a,".repeat(900)).await;
@@ -267,18 +319,17 @@ async fn requests_that_wait_for_their_verdict_take_little_memory() {
         selectors: SelectorLimits { terms_max: 1, values_max: 1 },
         ids_seed: 0,
     };
-    let reader = Arc::new(Reader::new(OneCache::new(), unanswered(), CancellationToken::new(), limits));
+    let reader = Arc::new(Reader::new(OneCache::new(), Arc::new(unanswered()), CancellationToken::new(), limits));
     let ask = |connection: u64, header_bytes: usize| {
         let mut headers = http::HeaderMap::new();
         headers.insert(http::header::AUTHORIZATION, "Bearer x".parse().unwrap());
         headers.insert("x-long", "x".repeat(header_bytes).parse().unwrap());
         let address = std::net::IpAddr::from([127, 0, 0, connection as u8]);
         let presented = Presented::new(&headers, false, false, Holder::new(connection, Some(address)));
+        let caller = RequestCaller::new(presented, Notes::default());
         let target = v1alpha1::Target { resource: "pods".to_owned(), ..v1alpha1::Target::default() };
         let reader = reader.clone();
-        tokio::spawn(async move {
-            reader.authorize(&presented, Read::collection(ReadVerb::List, target), &Notes::default()).await.map(drop)
-        })
+        tokio::spawn(async move { reader.authorize(&caller, Read::collection(ReadVerb::List, target)).await.map(drop) })
     };
     let first = ask(1, 40 << 10);
     tokio::task::yield_now().await;

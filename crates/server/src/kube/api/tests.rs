@@ -1,10 +1,14 @@
 //! Tests of the server that answers a request, each with passthrough and without.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::Uri;
 use http_body_util::{BodyExt, Full};
+use kubefan_access::{
+    Switches,
+    modes::{ModeRule, Modes},
+};
 use kubefan_admission::Holder;
 use kubefan_fanout::ConnectionWaker;
 use kubefan_upstream::{
@@ -20,7 +24,7 @@ use crate::{
         allowed_hosts::AllowedHosts,
         forward::{ForwardOptions, Forwarder},
     },
-    reader::tests::OneCache,
+    reader::tests::{OneCache, allowed},
 };
 
 /// A state of the only cache.
@@ -43,13 +47,13 @@ const POD: &str =
     r#"{"apiVersion":"v1","kind":"Pod","metadata":{"namespace":"a","name":"p","uid":"u","resourceVersion":"7"}}"#;
 
 /// Forwards to a server that answers every request with an empty object.
-fn forwarder() -> Arc<Forwarder> {
+fn forwarder(credentials: Credentials) -> Arc<Forwarder> {
     let service = service_fn(|_| async {
         let body = Full::new(Bytes::from_static(b"{}")).map_err(|never| match never {});
         Ok(Response::new(body.boxed_unsync()))
     });
     let options = PassthroughOptions {
-        credentials: Credentials::Caller,
+        credentials,
         requests_max: 100,
         allows_insecure_upstream: false,
         connection: ConnectionLimits::APISERVER,
@@ -70,7 +74,7 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
     let reader = catalog.reader();
     let holder = Holder::new(1, None);
     let _places = matches!(world, Busy).then(|| (reader.admit_read(holder), reader.admit_stream(holder)));
-    let upstream = KubeUpstream { forwarder: is_passed_through.then(forwarder), origins: None };
+    let upstream = KubeUpstream { forwarder: is_passed_through.then(|| forwarder(Credentials::Caller)), origins: None };
     let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
     let api = KubeApi::new(reader, upstream, options, AuditLog::default(), metrics);
     let waker = StreamWaker::new(&ConnectionWaker::new(), 1);
@@ -269,4 +273,27 @@ async fn requests_that_upstream_might_misread_are_never_forwarded() {
         let [with, _] = both(world, &uri, headers, &gates).await;
         assert_eq!(with, expected, "{world:?}: {uri} {headers:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forwarded_read_costs_one_review_of_its_token() {
+    // The mode, the right to the read and the user that the request acts as depend on the caller.
+    let rule = ModeRule {
+        resources: vec!["pods".parse().unwrap()],
+        users: Some(vec!["other".parse().unwrap()]),
+        groups: None,
+        mode: Mode::Deny,
+    };
+    let token_reviews = Arc::new(AtomicUsize::new(0));
+    let access = allowed(token_reviews.clone()).with_switches(Switches::fixed(Modes::new(vec![rule])));
+    let catalog = OneCache::new();
+    catalog.list_objects(430, &[POD]);
+    let upstream = KubeUpstream { forwarder: Some(forwarder(Credentials::Impersonate)), origins: None };
+    let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
+    let api = KubeApi::new(catalog.reader_for(access), upstream, options("", &[]), AuditLog::default(), metrics);
+    let request = Request::get("/api/v1/pods").header("authorization", "Bearer x").body(Body::empty()).unwrap();
+    let answer = api.answer(request, StreamWaker::new(&ConnectionWaker::new(), 1)).await;
+    let Answer::Response(response) = answer else { panic!("a list has one response") };
+    assert!(response.extensions().get::<FromUpstream>().is_some(), "no proof arrives: {}", response.status());
+    assert_eq!(token_reviews.load(Ordering::Relaxed), 1);
 }

@@ -72,7 +72,7 @@ pub async fn open_grpc_watch(
             let Some(message) = message else { return Ok(None) };
             let request = WatchRequest::decode(message).map_err(|error| status::malformed(&error.to_string()))?;
             // Boxed, so that a call that waits for its message does not have the memory for this.
-            let opened = Box::pin(services.grpc.open(request, &presented, sender, &notes, stream_waker));
+            let opened = Box::pin(services.grpc.open(request, presented, sender, notes, stream_waker));
             record.span().follow(opened).await.map(Some)
         });
         tokio::select! {
