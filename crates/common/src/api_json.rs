@@ -11,12 +11,13 @@ use serde_json::value::RawValue;
 
 /// A page of a list, with each object as `T`.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ListJson<T> {
     /// Kind, such as `PodList`. The page of a gateway, for example, has none that ends with `List`.
-    #[serde(borrow, default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub kind: String,
     /// API version, such as `apps/v1`.
-    #[serde(borrow, default, rename = "apiVersion")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub api_version: String,
     /// The version, and the token of the next page.
     pub metadata: Option<ListMeta>,

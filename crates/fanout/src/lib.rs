@@ -17,10 +17,10 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{CacheRequest, Catalog, OWN_WATCH_WAIT, Patience, Served};
-pub use hub::{CachePosition, CommitBatch, Continuation, Fresh, Hub, HubOptions, HubStatus, ProvedState};
+pub use hub::{CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource};
 pub use send::FrameBuf;
 pub use subscribe::{
-    BATCH_BYTES_MAX, Need, NotSubscribed, Observed, Observer, Provided, Start, SubscribeOptions, Subscription,
+    BATCH_BYTES_MAX, NotSubscribed, Observed, Observer, Provided, Start, SubscribeNeed, SubscribeOptions, Subscription,
     options::ProvidedBackfill,
 };
 pub use views::log::Behind;

@@ -11,4 +11,4 @@ mod try_subscribe;
 pub use options::{Provided, Start, SubscribeOptions};
 pub use progress::{Observed, Observer};
 pub use subscription::{BATCH_BYTES_MAX, Subscription};
-pub use try_subscribe::{Need, NotSubscribed};
+pub use try_subscribe::{NotSubscribed, SubscribeNeed};

@@ -42,7 +42,7 @@ use kubefan_common::{
     planted::{self, Bug},
     unless_planted,
 };
-use kubefan_fanout::{CachePosition, Fresh, Hub, OWN_WATCH_WAIT, Patience, Served};
+use kubefan_fanout::{CachePosition, Hub, OWN_WATCH_WAIT, Patience, ReadSource, Served};
 use kubefan_model::{ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
 use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};

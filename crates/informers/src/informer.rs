@@ -69,7 +69,7 @@ pub(super) struct Informer {
     served: Served,
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
-    allowance: Option<CacheQuota>,
+    quota: Option<CacheQuota>,
     reflector: SourceReflector,
     writer: CacheWriter,
     retry: Retry,

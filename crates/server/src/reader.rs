@@ -15,7 +15,7 @@ use kubefan_access::{
 use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1;
-use kubefan_fanout::{Catalog, Fresh, OWN_WATCH_WAIT, OfStream, Patience, Served, Subscription};
+use kubefan_fanout::{Catalog, OWN_WATCH_WAIT, OfStream, Patience, ReadSource, Served, Subscription};
 use kubefan_model::{GroupVersionResource, Media, ResourceVersion, selection::Selection};
 use kubefan_telemetry::traces;
 use tokio::time::{Instant, sleep, timeout_at};

@@ -1,4 +1,4 @@
-//! `kubefan.v1alpha1.WatchService`, served from a [`Catalog`].
+//! `kubefan.v1alpha1.WatchService`, served from a catalog.
 //!
 //! Lists and gets are answered here. A watch is only opened here; the transport sends it, because a
 //! gRPC library in between costs more per message than the socket does.
@@ -31,6 +31,7 @@ use crate::{
     client_info::{ClientInfo, RequestOrigin},
     reader::{NotReached, Reader},
     request_caller::RequestCaller,
+    sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
     target_lookup::Selected,
     watch::{OpenedWatch, WatchProtocol},
 };

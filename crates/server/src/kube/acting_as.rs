@@ -10,7 +10,7 @@ use kubefan_cache::Refusal;
 use kubefan_telemetry::metrics::PassthroughRefusal;
 use kubefan_upstream::acting_as::ActingAs;
 
-use super::status::Failure;
+use super::{forward::NotForwarded, status::Failure};
 use crate::{reader::Reader, request_caller::RequestCaller};
 
 /// Returns the user that a request of this caller acts as.

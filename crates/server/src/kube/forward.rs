@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use kubefan_access::authentication::websocket_protocols::WebsocketProtocols;
-use kubefan_admission::{FairPermit, FairPool, Holder, PermitLimits};
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_cache::{Refusal, warnings::Warnings};
 use kubefan_model::Media;
 use kubefan_telemetry::{
