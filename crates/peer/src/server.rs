@@ -29,7 +29,7 @@ use super::{
 /// The time limit of a TLS handshake. It is shorter than a peer waits for its connection, so that
 /// silent strangers do not make peers time out.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Handshakes at a time. The last of them are for addresses with fewer than others.
+/// Handshakes at a time. The last ones are reserved for addresses with few.
 const HANDSHAKES_MAX: usize = 256;
 const CROWDED: &str = "too many handshakes of its address are under way";
 /// The shortest time between two warnings about failed handshakes.

@@ -12,7 +12,7 @@ use kubefan_access::{
     AccessControl, Authorized, BoundObject, Caller, Denial, Lease, Mode, Presented, Read, ReadVerb, Switches,
     switches::Switched,
 };
-use kubefan_admission::{FairPermit, FairPool, Holder, PermitLimits};
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_audit::Notes;
 use kubefan_cache::{Phase, Refusal};
 use kubefan_common::proto::v1alpha1;
@@ -42,6 +42,19 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The unit of the memory of requests that wait for their verdict, in bytes.
 const PENDING_UNIT_BYTES: usize = 1 << 10;
+
+const STREAMS: PermitKind = PermitKind {
+    name: "streams",
+    setting: "limits.subscribersMax",
+    identity_setting: "limits.subscribersMaxPerIdentity",
+};
+const READS: PermitKind =
+    PermitKind { name: "reads", setting: "limits.readsMax", identity_setting: "limits.readsMaxPerIdentity" };
+const PENDING_REQUESTS: PermitKind = PermitKind {
+    name: "MiB of requests that wait for the verdict about their caller",
+    setting: "limits.pendingRequestsMemoryMax",
+    identity_setting: "",
+};
 
 /// Limits of concurrent reads.
 #[derive(Debug, Clone, Copy)]
@@ -182,10 +195,7 @@ impl Reader {
         let place = self.pending.try_take_many(Some(presented.holder), units);
         place.map(Some).ok_or_else(|| {
             let most = (self.pending.places_max() * PENDING_UNIT_BYTES) >> 20;
-            Denial::Busy(format!(
-                "too many requests wait for the verdict about their caller: they may take {most}Mi \
-                 (limits.pendingRequestsMemoryMax), and the last is for clients with fewer of them; try again"
-            ))
+            Denial::Busy(PENDING_REQUESTS.exhausted(most))
         })
     }
 
@@ -371,34 +381,15 @@ impl Reader {
     /// A place for one stream: a watch, or a gRPC list, which pins a snapshot for as long as it is
     /// read, or any other gRPC stream.
     pub fn admit_stream(&self, holder: Holder) -> Result<FairPermit, Refusal> {
-        self.stream_places.try_take(Some(holder)).ok_or_else(|| {
-            if let Some(limit) = self.stream_places.identity_max(Some(holder)) {
-                return Refusal::Exhausted(format!(
-                    "this kubefan serves at most {limit} streams of one identity at a time (limits.subscribersMaxPerIdentity)"
-                ));
-            }
-            let limit = self.stream_places.places_max();
-            Refusal::Exhausted(format!(
-                "this kubefan serves at most {limit} streams, and its last places are for clients with fewer of them (limits.subscribersMax)"
-            ))
-        })
+        let place = self.stream_places.try_take(Some(holder));
+        place.ok_or_else(|| Refusal::Exhausted(STREAMS.refusal(&self.stream_places, holder)))
     }
 
     /// A place for one read, kept until the response has ended. Reads have a limit of their own, so
     /// that a crowd of them does not block watches.
     pub fn admit_read(&self, holder: Holder) -> Result<FairPermit, Refusal> {
-        self.read_places.try_take(Some(holder)).ok_or_else(|| {
-            if let Some(limit) = self.read_places.identity_max(Some(holder)) {
-                return Refusal::Exhausted(format!(
-                    "this kubefan answers at most {limit} reads of one identity at a time (limits.readsMaxPerIdentity)"
-                ));
-            }
-            let limit = self.read_places.places_max();
-            Refusal::Exhausted(format!(
-                "this kubefan answers at most {limit} reads at a time, and its last places are for clients with fewer of them \
-                 (limits.readsMax)"
-            ))
-        })
+        let place = self.read_places.try_take(Some(holder));
+        place.ok_or_else(|| Refusal::Exhausted(READS.refusal(&self.read_places, holder)))
     }
 
     /// Like [`Self::select`], but waits for the first list: clients reconnect to a replica as soon

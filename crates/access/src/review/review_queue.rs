@@ -11,7 +11,13 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use kubefan_admission::{FairPool, Holder, fair_queue::FairQueue};
+use kubefan_admission::{FairPool, Holder, PermitKind, fair_queue::FairQueue};
+
+const WAITING_REVIEWS: PermitKind = PermitKind {
+    name: "reviews of callers that wait for the apiserver",
+    setting: "limits.accessReviewsWaitingMax",
+    identity_setting: "",
+};
 
 /// Limits of the reviews of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,13 +114,9 @@ impl ReviewQueue {
         if let Some(turn) = self.shared.try_turn() {
             return Ok(turn);
         }
-        let QueueLimits { waiting_max, wait_timeout, per_second, .. } = self.limits;
-        let _place = self.places.try_take(Some(holder)).ok_or_else(|| {
-            format!(
-                "{waiting_max} reviews of callers wait for the apiserver, and the last places are for clients with fewer of \
-                 them; try again"
-            )
-        })?;
+        let QueueLimits { wait_timeout, per_second, .. } = self.limits;
+        let place = self.places.try_take(Some(holder));
+        let _place = place.ok_or_else(|| WAITING_REVIEWS.refusal(&self.places, holder))?;
         let mut waiting = Waiting::new(&self.shared, holder);
         let turn = timeout(wait_timeout, &mut waiting.granted).await.ok().and_then(Result::ok);
         turn.ok_or_else(|| {
@@ -255,7 +257,7 @@ mod tests {
             async move { queue.turn(holder(2, 1)).await.map(drop) }
         });
         yield_now().await;
-        assert!(queue.turn(holder(3, 1)).await.unwrap_err().contains("1 reviews of callers wait"));
+        assert!(queue.turn(holder(3, 1)).await.unwrap_err().contains("at most 1 reviews of callers"));
         drop(first);
         second.await.unwrap().unwrap();
         let kept = queue.turn(holder(4, 1)).await.unwrap();

@@ -104,9 +104,9 @@ section! {
     max_staleness("DURATION"): Duration => staleness_max: Option<time::Duration>, optional(any_duration);
 
     [keys]
-    /// Connections at a time; more are closed at once, and the last ones are for addresses with
-    /// fewer. Lower it to protect a small pod; raise it together with the limit of open files if
-    /// connections are refused.
+    /// Connections at a time; more are closed at once, and the last ones are reserved for
+    /// addresses with few. Lower it to protect a small pod; raise it together with the limit of
+    /// open files if connections are refused.
     /// [default: 50000, or as many as the limit of open files leaves, and one per 64Ki of
     /// --memory-max]
     limits.connections_max("COUNT"): usize => connections_max: Option<usize>, optional(at_least(1));

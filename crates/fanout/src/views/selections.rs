@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kubefan_admission::fair_share::{FairPermit, FairPool, Holder};
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind};
 use kubefan_cache::{
     Refusal,
     budget::{Budget, Share},
@@ -26,6 +26,12 @@ use super::{
     index::filed_values_max,
     value_table::PLACE_BYTES,
     view::{View, ViewMemory},
+};
+
+const SELECTOR_BYTES: PermitKind = PermitKind {
+    name: "bytes of selectors and of streams' field masks",
+    setting: "limits.selectorMemoryMax",
+    identity_setting: "",
 };
 
 /// With fewer selections, dropped ones are not looked for.
@@ -113,11 +119,7 @@ impl Selections {
     }
 
     fn exhausted(&self) -> Refusal {
-        let limit = self.budget.bytes_max();
-        Refusal::Exhausted(format!(
-            "the selectors of all streams and reads, and the field masks of streams, have at most {limit} bytes, and there \
-             is no room for another one, or the last is for clients with fewer of them (limits.selectorMemoryMax)"
-        ))
+        Refusal::Exhausted(SELECTOR_BYTES.exhausted(self.budget.bytes_max()))
     }
 }
 

@@ -7,6 +7,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
+use kubefan_admission::PermitKind;
 use kubefan_cache::{Expired, Refusal, StreamEnd};
 use kubefan_common::{
     reasons::{ERROR_DOMAIN, ErrorReason, error_metadata},
@@ -17,6 +18,12 @@ use tonic::{Code, Status, metadata::MetadataValue};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use kubefan_audit::NotRecorded;
+
+const PENDING_CALLS: PermitKind = PermitKind {
+    name: "calls whose request has not arrived yet",
+    setting: "limits.callsPendingMax",
+    identity_setting: "",
+};
 
 /// The status of a request that was refused.
 pub fn refused(refusal: &Refusal) -> Status {
@@ -162,11 +169,7 @@ pub fn request_timeout(timeout: Duration) -> Status {
 
 /// The status of a call beyond the limit of those whose request has not arrived yet.
 pub fn too_many_pending(limit: usize) -> Status {
-    let message = format!(
-        "kubefan waits for the requests of at most {limit} calls, and the last places are for clients with fewer of them \
-         (limits.callsPendingMax)"
-    );
-    failed(ErrorReason::LimitReached, message)
+    failed(ErrorReason::LimitReached, PENDING_CALLS.exhausted(limit))
 }
 
 /// The status of a call that is answered only if it is recorded.

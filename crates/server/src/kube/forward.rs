@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use kubefan_access::authentication::bearer_token::WEBSOCKET_TOKEN;
-use kubefan_admission::{FairPermit, FairPool, Holder, PermitLimits};
+use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_cache::{Refusal, warnings::Warnings};
 use kubefan_model::Media;
 use kubefan_telemetry::{
@@ -46,6 +46,17 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The answer if kubefan's own kubeconfig points at kubefan.
 const LOOP: &str = "the request has passed through this kubefan before: the apiserver in its kubeconfig (--kubeconfig) is kubefan itself";
+
+const REQUESTS: PermitKind = PermitKind {
+    name: "forwarded requests",
+    setting: "limits.passthroughMax",
+    identity_setting: "limits.passthroughMaxPerIdentity",
+};
+const LONG_REQUESTS: PermitKind = PermitKind {
+    name: "forwarded watches, logs and sessions",
+    setting: "four fifths of limits.passthroughMax",
+    identity_setting: "",
+};
 
 /// Options of passthrough.
 #[derive(Debug, Clone)]
@@ -245,21 +256,14 @@ impl Forwarder {
         holder: Holder,
     ) -> Result<Places, (PassthroughRefusal, Failure)> {
         let is_long = is_long(verb, request.uri().path(), request.headers());
-        let place = self.places.try_take(Some(holder));
-        let places = place.and_then(|place| {
-            let long = if is_long { Some(self.long_places.try_take(Some(holder))?) } else { None };
-            Some(Places { _place: place, _long: long })
-        });
-        places.ok_or_else(|| {
-            if let Some(most) = self.places.identity_max(Some(holder)) {
-                let message =
-                    format!("at most {most} requests of one identity are forwarded at a time (limits.passthroughMaxPerIdentity)");
-                return (PassthroughRefusal::Limit, Failure::too_many_requests(message));
-            }
-            let most = self.upstream.requests_max();
-            let message = format!("too many requests are being forwarded (limits.passthroughMax {most}, of which watches, logs and sessions may use four fifths, and the last are for clients with fewer of them)");
-            (PassthroughRefusal::Limit, Failure::too_many_requests(message))
-        })
+        let take = |places: &Arc<FairPool>, kind: PermitKind| {
+            places
+                .try_take(Some(holder))
+                .ok_or_else(|| (PassthroughRefusal::Limit, Failure::too_many_requests(kind.refusal(places, holder))))
+        };
+        let place = take(&self.places, REQUESTS)?;
+        let long = if is_long { Some(take(&self.long_places, LONG_REQUESTS)?) } else { None };
+        Ok(Places { _place: place, _long: long })
     }
 }
 
