@@ -90,7 +90,7 @@ pub fn failure_media(headers: &HeaderMap) -> Media {
 /// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at
 /// a change of the mode of its resource. A websocket is cut off without a close frame, because
 /// kubefan does not read its messages. A refusal stays as it is: its body has the reason.
-pub fn forwarded_watch(
+pub(super) fn forwarded_watch(
     mut response: Response<Body>,
     drain: &CancellationToken,
     switched: Option<UntilSwitched>,

@@ -13,14 +13,14 @@ use super::path::Path;
 /// The registration of a forwarded watch, until another mode answers it. It is in the extensions of
 /// the watch's response.
 #[derive(Clone)]
-pub struct UntilSwitched {
+pub(super) struct UntilSwitched {
     ended: Arc<Notify>,
     _open: Arc<ModeWatchGuard>,
 }
 
 impl UntilSwitched {
     /// Registers a forwarded watch. `None` if modes never change.
-    pub fn new(switches: &Arc<Switches>, path: &Path, caller: Option<Caller>, mode: Mode) -> Option<Self> {
+    pub(super) fn new(switches: &Arc<Switches>, path: &Path, caller: Option<Caller>, mode: Mode) -> Option<Self> {
         let by = if mode == Mode::Passthrough { Answerer::ApiserverByMode } else { Answerer::ApiserverWithoutCache };
         let ended = Arc::new(Notify::new());
         let notify = ended.clone();
@@ -31,7 +31,7 @@ impl UntilSwitched {
     }
 
     /// Completes when the watch must end.
-    pub async fn ended(self) {
+    pub(super) async fn ended(self) {
         self.ended.notified().await;
     }
 }

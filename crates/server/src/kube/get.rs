@@ -13,7 +13,7 @@ use super::{
 
 /// Returns the answer to a get for the object with this key; `None` if the snapshot does not have
 /// it.
-pub fn get(found: &FoundCache, snapshot: &Snapshot, key: &ObjectKey, notes: &Notes) -> Option<Response<Body>> {
+pub(super) fn get(found: &FoundCache, snapshot: &Snapshot, key: &ObjectKey, notes: &Notes) -> Option<Response<Body>> {
     let object = snapshot.store.get(key.as_str())?;
     let parser = &found.selected.served.parser;
     let body = single_object(object, parser, &found.format);

@@ -19,7 +19,7 @@ const NAMES: [HeaderName; 9] = [
 ];
 
 /// Removes all hop-by-hop headers.
-pub fn remove(headers: &mut HeaderMap) {
+pub(super) fn remove(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
     for name in NAMES.iter().chain(&named) {
         headers.remove(name);
@@ -28,7 +28,7 @@ pub fn remove(headers: &mut HeaderMap) {
 
 /// Returns a header with the identity of the caller or the way of the request, if `Connection`
 /// names it. Without this header the request would be another user's.
-pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
+pub(super) fn hidden_identity(headers: &HeaderMap) -> Option<String> {
     const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
     names.find(|name| {
@@ -38,7 +38,7 @@ pub fn hidden_identity(headers: &HeaderMap) -> Option<String> {
 
 /// Returns the protocol that a request wants to upgrade to, if it is one of exec, attach,
 /// port-forward or websocket watches. A server may ignore all others, such as h2c.
-pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     if !tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade")) {
         return None;
     }
@@ -50,7 +50,7 @@ pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Whether a request wants to upgrade to a websocket. Only then may one of its protocols be a
 /// token.
-pub fn is_websocket(headers: &HeaderMap) -> bool {
+pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
     upgrade(headers).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 

@@ -26,7 +26,7 @@ use tower::BoxError;
 const DRAIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A body that fails if it has not arrived in time.
-pub struct RequestBody {
+pub(super) struct RequestBody {
     body: Body,
     /// Completes when the body is too late; `None` if it has arrived.
     too_late: Option<BoxFuture<'static, ()>>,
@@ -35,7 +35,7 @@ pub struct RequestBody {
 
 impl RequestBody {
     /// Creates a body that must arrive soon after `drain` is cancelled.
-    pub fn new(body: Body, drain: &CancellationToken) -> Self {
+    pub(super) fn new(body: Body, drain: &CancellationToken) -> Self {
         let drain = drain.clone();
         let too_late = async move {
             drain.cancelled_owned().await;
@@ -46,7 +46,7 @@ impl RequestBody {
     }
 
     /// Returns a flag that turns true when the body is cut off.
-    pub fn is_cut_off(&self) -> Arc<AtomicBool> {
+    pub(super) fn is_cut_off(&self) -> Arc<AtomicBool> {
         self.is_cut_off.clone()
     }
 }

@@ -14,7 +14,7 @@ use super::{path::Path, read_error::ReadError, status::Failure};
 ///
 /// # Errors
 /// Sends the request upstream.
-pub fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Result<(), ReadError> {
+pub(super) fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Result<(), ReadError> {
     if covers(narrowed_by, path, spec) {
         return Ok(());
     }
@@ -25,7 +25,7 @@ pub fn check(narrowed_by: &FieldSelector, path: &Path, spec: &ReadSpec) -> Resul
 }
 
 /// Returns the answer to a get for an object that is not in the cache.
-pub fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
+pub(super) fn object_not_found(narrowed_by: &FieldSelector, gvr: &GroupVersionResource, path: &Path) -> Failure {
     if covers(narrowed_by, path, &ReadSpec::default()) {
         return Failure::no_object(gvr, &path.name);
     }
