@@ -30,7 +30,7 @@ tests! {
         a_failed_page_is_requested_again_and_the_others_are_kept, a_failed_page_of_a_backfill_is_requested_again,
         a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
         relists_after_an_upgrade_are_spread_and_lose_no_event, ever_older_versions_are_refused_after_a_few_reads,
-        expired_watches_are_delayed_only_if_no_list_mends_them;
+        expired_watches_are_delayed_only_while_no_list_succeeds;
 }
 
 /// The resources of a program with many informers.
@@ -365,7 +365,7 @@ async fn relists_after_an_upgrade_are_spread_and_lose_no_event() {
     assert!(spread > Duration::from_secs(60) && times[COUNT - 1] < Duration::from_secs(370), "{times:?}");
 }
 
-async fn expired_watches_are_delayed_only_if_no_list_mends_them() {
+async fn expired_watches_are_delayed_only_while_no_list_succeeds() {
     let (rig, mut watch, _) = synced(Setup::of(&["pods"]).by_list()).await;
     for round in 0..6 {
         rig.fault(Verb::Watch, expired(), 1);

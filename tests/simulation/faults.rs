@@ -14,7 +14,7 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use tokio::time::Instant;
 
-use super::{crowd, truth::version_of, upstream::EventFault, workload::Workload, world::World};
+use super::{concurrent_lists, truth::version_of, upstream::EventFault, workload::Workload, world::World};
 
 /// The kinds of faults, by their names in the counts.
 pub(crate) const KINDS: [&str; 30] = [
@@ -382,7 +382,7 @@ impl Faults {
             }
             "crowd of reads" => {
                 world.note(format!("{upstream}, while lists fail upstream"));
-                crowd::read(&world, node).await;
+                concurrent_lists::read(&world, node).await;
             }
             "kubefan killed" => {
                 let down = self.seconds(0, 40);

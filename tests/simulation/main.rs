@@ -7,7 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a panic is the report")]
 
-mod crowd;
+mod concurrent_lists;
 mod draw;
 mod faults;
 mod history;

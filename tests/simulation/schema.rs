@@ -12,7 +12,7 @@ use kubefan_model::GroupVersionResource;
 use kubefan_sim::apiserver::SimApiserver;
 
 use super::{
-    crowd,
+    concurrent_lists,
     history::{History, Observation},
     oracle::{Guarantee, Violation},
     reader::wire::{self, Pod},
@@ -56,7 +56,7 @@ pub(crate) fn split(bytes: Bytes) -> (Bytes, Option<u8>) {
 /// Judges which schema the objects in the caches of a replica are of, long after the last change.
 pub(crate) async fn judge_replica(world: &World, node: usize, current: u8) -> Result<(), Violation> {
     for accept in ["application/json", "application/vnd.kubernetes.protobuf"] {
-        let body = crowd::list(world, node, "/api/v1/pods?resourceVersion=0", accept).await.unwrap();
+        let body = concurrent_lists::list(world, node, "/api/v1/pods?resourceVersion=0", accept).await.unwrap();
         // A replica need not have a cache of this form.
         let Ok(page) = wire::page(&body) else { continue };
         for Pod { key, bytes, .. } in page.items {

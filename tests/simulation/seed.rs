@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    crowd, draw,
+    concurrent_lists, draw,
     faults::{ALL_STALLED, Faults},
     history::{History, Interface, Recorder},
     informer::{self, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
@@ -159,7 +159,8 @@ impl Report {
     /// one of each for each request of a program, and for each watch upstream that ended.
     pub(crate) fn proofs(&self) -> (u64, u64) {
         let proofs = self.starting("requests upstream: list of metadata") + self.starting("requests upstream: look-up");
-        let requests = self.starting("requests straight") + crowd::PROGRAMS * self.starting("fault: crowd of reads");
+        let requests =
+            self.starting("requests straight") + concurrent_lists::PROGRAMS * self.starting("fault: crowd of reads");
         (proofs, 2 * (requests + self.starting("kubefan_upstream_watch_restarts_total")))
     }
 

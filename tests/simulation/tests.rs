@@ -1,9 +1,9 @@
 //! The simulation tests of `cargo test`: a few random seeds, each twice, the named cases, and a
 //! test that the oracle can fail.
 
-mod blind_informers;
-mod blind_oracle;
+mod informer_check_detects_faults;
 mod named_cases;
+mod oracle_detects_faults;
 
 use std::process::ExitCode;
 
@@ -27,8 +27,8 @@ pub(crate) fn run(first: u64) -> ExitCode {
     let tests = (0..SEEDS)
         .map(twice)
         .chain(named_cases::trials())
-        .chain(blind_oracle::trials())
-        .chain(blind_informers::trials());
+        .chain(oracle_detects_faults::trials())
+        .chain(informer_check_detects_faults::trials());
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }
 

@@ -328,7 +328,8 @@ mod tests {
             (at(100), Plan::Continue(Log)),
             (http(60), Plan::NeedsBackfill),
         ] {
-            let (situation, on_ahead) = (Returns(Missing), OnAhead::Wait);
+            let situation = Returns(Missing);
+            let on_ahead = OnAhead::Wait;
             let request = ResumeRequest { position: Ok(position), situation, on_expired: Fail, on_ahead };
             assert_eq!(plan(request), expected, "{request:?}");
         }

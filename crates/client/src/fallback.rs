@@ -19,7 +19,9 @@
 //! the worst minute stays below 1 %.
 
 mod follow;
-mod pace;
+mod outage;
+mod outage_errors;
+mod paced_options;
 mod servers;
 
 use std::{
@@ -34,12 +36,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::Instant;
 
-use self::{
-    follow::Follow,
-    pace::{Outage, Verdict},
-    servers::Servers,
-};
-pub use pace::PacedOptions;
+use self::{follow::Follow, outage::Outage, outage_errors::Reachability, servers::Servers};
+pub use paced_options::PacedOptions;
 
 use crate::{
     error::ClientError,
@@ -115,7 +113,7 @@ impl WithFallback {
         if options.resource_version.is_empty() || options.send_initial_events {
             // Nothing to resume from yet: this client waits for kubefan.
             let timeout = options.timeout;
-            let events = outage.note(kubefan.watch(options).await, kubefan.watch_reconnects())?;
+            let events = outage.note_result(kubefan.watch(options).await, kubefan.watch_reconnects())?;
             return Ok(Follow::with_state(self.0.clone(), events, timeout).into_events());
         }
         Ok(Follow::resume(self.0.clone(), options).into_events())
@@ -124,7 +122,7 @@ impl WithFallback {
     async fn start_list(&self, options: ListOptions) -> Result<ListPage, ClientError> {
         let page = self.0.kubefan.list(options).await;
         match &self.0.outage {
-            Some(outage) => outage.note(page, false),
+            Some(outage) => outage.note_result(page, false),
             None => page,
         }
     }
@@ -132,15 +130,11 @@ impl WithFallback {
 
 impl Outage {
     /// Notes the state of kubefan by the result of a request. A `pending` success says nothing.
-    fn note<T>(&self, result: Result<T, ClientError>, pending: bool) -> Result<T, ClientError> {
+    fn note_result<T>(&self, result: Result<T, ClientError>, pending: bool) -> Result<T, ClientError> {
         match &result {
             Ok(_) if pending => {}
             Ok(_) => self.end(),
-            Err(error) => match Verdict::of(error) {
-                Verdict::Gone => self.gone(),
-                Verdict::Refused => self.refused(),
-                Verdict::Answered => self.end(),
-            },
+            Err(error) => self.note(Reachability::of(error)),
         }
         result
     }

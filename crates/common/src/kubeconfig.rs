@@ -4,12 +4,13 @@
 //!
 //! The hazard is a library's error that quotes a key, a token or a file.
 
+mod connection;
 mod errors;
 mod faults;
 mod proxy_environment;
 
 use std::{
-    env,
+    env, io,
     path::{Path, PathBuf},
 };
 
@@ -21,8 +22,11 @@ use kube_client::{
 };
 use secrecy::ExposeSecret;
 
+pub use connection::{Credentials, proxy_url, real_host, request_url};
 pub use errors::explain_auth;
 pub use proxy_environment::{ProxyEnvironment, is_loopback};
+
+use crate::token_file::{TokenFault, TokenFileError, bearer};
 
 /// A placeholder for the proxy of the environment while kube-client makes a configuration. Without
 /// it kube-client would read the variables itself, ignore `NO_PROXY`, and fail if one is no URL.
@@ -145,7 +149,8 @@ pub struct TokenOfFile {
 /// # Errors
 /// The inline token is not valid in a header. kube-client would panic.
 pub fn take_token_file(user: &mut AuthInfo) -> Result<Option<TokenOfFile>, AuthError> {
-    let inline = user.token.as_ref().map(|token| bearer(token.expose_secret())).transpose()?;
+    let inline = user.token.as_ref().map(|token| bearer(token.expose_secret())).transpose();
+    let inline = inline.map_err(AuthError::InvalidBearerToken)?;
     let has_others = user.auth_provider.is_some() || user.username.is_some();
     let Some(path) = user.token_file.take_if(|_| !has_others) else { return Ok(None) };
     user.token = None;
@@ -154,14 +159,16 @@ pub fn take_token_file(user: &mut AuthInfo) -> Result<Option<TokenOfFile>, AuthE
     Ok(Some(TokenOfFile { path: path.into(), inline }))
 }
 
-/// The `Authorization` header with a token.
-///
-/// # Errors
-/// The token is not valid in a header.
-pub fn bearer(token: &str) -> Result<HeaderValue, AuthError> {
-    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(AuthError::InvalidBearerToken)?;
-    header.set_sensitive(true);
-    Ok(header)
+impl From<TokenFileError> for AuthError {
+    fn from(TokenFileError { path, fault }: TokenFileError) -> Self {
+        match fault {
+            TokenFault::Unreadable(error) => Self::ReadTokenFile(error, path),
+            TokenFault::Empty => {
+                Self::ReadTokenFile(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"), path)
+            }
+            TokenFault::NoHeader(error) => Self::InvalidBearerToken(error),
+        }
+    }
 }
 
 /// The TLS configuration for the server, with the CA as it was read. This runs the kubeconfig's

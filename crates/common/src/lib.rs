@@ -4,6 +4,7 @@ pub mod api_json;
 pub mod api_status;
 pub mod backoff;
 mod choice;
+pub mod discovery;
 pub mod encoding;
 #[cfg(feature = "kubeconfig")]
 pub mod kubeconfig;
@@ -19,4 +20,6 @@ pub mod spread;
 pub mod sync;
 pub mod text;
 pub mod tls;
+pub mod token_file;
 pub mod visible;
+pub mod watch_body;

@@ -36,8 +36,8 @@ mod interleavings;
 mod one_version;
 mod protobuf;
 mod slices;
+mod wake_ups;
 mod watch_http;
-mod waves;
 
 const LIMITS: RingLimits = RingLimits {
     ring_bytes_max: Some(1 << 20),

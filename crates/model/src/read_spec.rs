@@ -121,7 +121,8 @@ mod tests {
         let spec = spec("app=web", "spec.nodeName=n", "");
         let clone = spec.clone();
         assert!(!spec.is_parsed() && spec.bytes() == 22);
-        let (labels, fields) = (spec.labels().unwrap(), spec.fields().unwrap());
+        let labels = spec.labels().unwrap();
+        let fields = spec.fields().unwrap();
         assert_eq!((labels.requirements().len(), fields.terms().len()), (1, 1));
         assert!(std::ptr::eq(labels, clone.labels().unwrap()), "a clone shares the result");
         assert!(clone.is_parsed());

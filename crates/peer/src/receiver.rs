@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_without_addresses_means_alone_but_a_failing_resolver_does_not() {
+    fn no_addresses_mean_no_peers_but_a_failed_look_up_does_not() {
         let lookup = |text: &str| is_no_such_name(&format!("failed to lookup address information: {text}"));
         assert!(lookup("Name or service not known") && lookup("No address associated with hostname"));
         assert!(lookup("Name does not resolve"), "musl's");

@@ -33,7 +33,7 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use kubefan_cache::warnings::Warnings;
 pub use kubefan_common::query::encode_query;
-use kubefan_common::text::without_value;
+use kubefan_common::{text::without_value, watch_body::Framing};
 use kubefan_model::Media;
 pub use review::ReviewKind;
 use serde::de::DeserializeOwned;
@@ -48,7 +48,7 @@ use crate::{
     client::{
         availability::Availability,
         identity::{IdentityState, TrustedCa},
-        lines::{Framing, LineOptions, Lines},
+        lines::{LineOptions, Lines},
         trusted_transport::{Transport, build, build_blocking},
     },
     error::{UpstreamError, shorten},

@@ -13,25 +13,21 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use kubefan_common::text::without_value;
+use kubefan_common::{
+    discovery::{ACCEPT, GroupVersion, read_groups, read_resources},
+    text::without_value,
+};
 use kubefan_model::GroupVersionResource;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 pub use crate::discovery::resource_index::{FailedGroup, NoMatch, ResourceIndex, ResourceInfo};
-use crate::discovery::{
-    resource_index::{AggregatedDiscovery, LegacyResourceList},
-    shared_request::SharedRequest,
-};
+use crate::discovery::shared_request::SharedRequest;
 use crate::{
     client::{Upstream, Verb},
     error::UpstreamError,
 };
 
-/// Aggregated discovery returns all groups in two requests. Servers without it answer with the
-/// legacy document.
-const ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
-    application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
 /// The limit for a discovery document, in bytes. A cluster with a thousand CRDs has about 2 MiB.
 const DOCUMENT_BYTES_MAX: usize = 64 << 20;
 /// The number of concurrent requests for legacy documents.
@@ -186,7 +182,7 @@ impl Discovery {
 
     async fn lookup<F>(&self, name: &str, find: F) -> Result<ResourceInfo, DiscoveryError>
     where
-        F: Fn(&ResourceIndex) -> Option<&ResourceInfo>,
+        F: Fn(&ResourceIndex) -> Option<ResourceInfo>,
     {
         let is_known = self.index().as_ref().is_some_and(|index| find(index).is_some());
         let refreshed = if is_known { Ok(()) } else { self.refresh().await };
@@ -195,8 +191,8 @@ impl Discovery {
             return Err(refreshed.err().unwrap_or_else(no_answer).into());
         };
         match find(&index) {
-            Some(info) if info.is_watchable() => Ok(info.clone()),
-            Some(info) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs.clone() }),
+            Some(info) if info.is_watchable() => Ok(info),
+            Some(info) => Err(DiscoveryError::NotWatchable { name: name.to_owned(), verbs: info.verbs }),
             None => {
                 // An old index does not prove that the resource does not exist.
                 refreshed?;
@@ -225,43 +221,29 @@ impl Discovery {
     async fn fetch(&self) -> Result<ResourceIndex, UpstreamError> {
         let mut index = ResourceIndex::default();
         for root in ["/api", "/apis"] {
-            let body = self.get(root).await?;
-            let kind: Kind = parse(root, &body)?;
-            match kind.kind.as_str() {
-                "APIGroupDiscoveryList" => index.add_aggregated(&parse::<AggregatedDiscovery>(root, &body)?),
-                "APIVersions" => {
-                    let versions: ApiVersions = parse(root, &body)?;
-                    let all = versions.versions.into_iter().map(|version| (String::new(), version)).collect();
-                    self.fetch_legacy(&mut index, all).await;
-                }
-                "APIGroupList" => {
-                    let groups: ApiGroupList = parse(root, &body)?;
-                    let all = groups.groups.into_iter().flat_map(ApiGroup::preferred_first).collect();
-                    self.fetch_legacy(&mut index, all).await;
-                }
-                other => {
-                    return Err(UpstreamError::invalid(format_args!(
-                        "{root} answers with kind {other:?}; is this an apiserver?"
-                    )));
-                }
+            let versions = read_groups(root, &self.get(root).await?).map_err(UpstreamError::invalid)?;
+            let versions = stream::iter(versions).map(|version| self.with_resources(version));
+            let mut versions = versions.buffered(LEGACY_CONCURRENCY);
+            while let Some((version, failure)) = versions.next().await {
+                index.add(version, failure);
             }
         }
         Ok(index)
     }
 
-    async fn fetch_legacy(&self, index: &mut ResourceIndex, group_versions: Vec<(String, String)>) {
-        let documents = stream::iter(group_versions).map(|(group, version)| async move {
-            let path = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
-            let document = async { parse::<LegacyResourceList>(&path, &self.get(&path).await?) }.await;
-            (group, version, document)
-        });
-        let mut documents = documents.buffered(LEGACY_CONCURRENCY);
-        while let Some((group, version, document)) = documents.next().await {
-            match document {
-                Ok(document) => index.add_legacy(&group, &version, &document),
-                Err(error) => index.add_failed(FailedGroup { group, version, message: error.to_string() }),
-            }
+    /// Reads the resources of a group version from its own document, unless the one with all groups
+    /// has them. Also returns why they cannot be read.
+    async fn with_resources(&self, mut version: GroupVersion) -> (GroupVersion, Option<String>) {
+        if version.resources.is_some() || version.is_stale {
+            return (version, None);
         }
+        let path = format!("/{}", version.path());
+        let body = self.get(&path).await;
+        match body.and_then(|body| read_resources(&path, &body).map_err(UpstreamError::invalid)) {
+            Ok(resources) => version.resources = Some(resources),
+            Err(error) => return (version, Some(error.to_string())),
+        }
+        (version, None)
     }
 
     async fn get(&self, path: &str) -> Result<bytes::Bytes, UpstreamError> {
@@ -322,43 +304,6 @@ impl Discovery {
 fn parse<T: serde::de::DeserializeOwned>(path: &str, body: &[u8]) -> Result<T, UpstreamError> {
     serde_json::from_slice(body)
         .map_err(|error| UpstreamError::invalid(format_args!("{path}: {}", without_value(&error))))
-}
-
-#[derive(Deserialize)]
-struct Kind {
-    kind: String,
-}
-
-#[derive(Deserialize)]
-struct ApiVersions {
-    versions: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct ApiGroupList {
-    groups: Vec<ApiGroup>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ApiGroup {
-    name: String,
-    versions: Vec<ApiGroupVersion>,
-    #[serde(default)]
-    preferred_version: Option<ApiGroupVersion>,
-}
-
-#[derive(Deserialize, PartialEq)]
-struct ApiGroupVersion {
-    version: String,
-}
-
-impl ApiGroup {
-    fn preferred_first(mut self) -> Vec<(String, String)> {
-        let preferred = self.preferred_version.take();
-        self.versions.sort_by_key(|version| Some(version) != preferred.as_ref());
-        self.versions.into_iter().map(|version| (self.name.clone(), version.version)).collect()
-    }
 }
 
 #[derive(Deserialize)]

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use kubefan_common::api_json::check_next_page;
+use kubefan_common::api_json::{ListMeta, check_next_page};
 use kubefan_model::{
     GroupVersionResource, ObjectKey, ResourceVersion, Scope, fields::FieldTable, selection::Selection,
 };
@@ -73,18 +73,9 @@ enum NextPage {
 
 #[derive(Deserialize)]
 struct Page {
-    metadata: PageMeta,
+    metadata: ListMeta,
     #[serde(default)]
     items: Option<Vec<Item>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMeta {
-    #[serde(default)]
-    resource_version: String,
-    #[serde(default, rename = "continue")]
-    next: String,
 }
 
 #[derive(Deserialize)]
@@ -177,16 +168,16 @@ impl MetadataPages {
             return Err(UpstreamError::Cached { server: self.upstream.server().to_owned() });
         }
         let Page { metadata, items } = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid_json)?;
+        let (got, next) = metadata.into_parts();
         if version.is_empty() {
-            self.version = Some(metadata.resource_version.parse().map_err(UpstreamError::invalid)?);
-        } else if metadata.resource_version != version {
-            let got = metadata.resource_version;
+            self.version = Some(got.parse().map_err(UpstreamError::invalid)?);
+        } else if got != version {
             return Err(UpstreamError::invalid(format_args!("a list at version {got:?} instead of exactly {version}")));
         }
         if let NextPage::Continue(requested) = &self.next {
-            check_next_page(&metadata.next, requested).map_err(UpstreamError::invalid)?;
+            check_next_page(&next, requested).map_err(UpstreamError::invalid)?;
         }
-        self.next = if metadata.next.is_empty() { NextPage::End } else { NextPage::Continue(metadata.next) };
+        self.next = if next.is_empty() { NextPage::End } else { NextPage::Continue(next) };
         let item = |Item { metadata }: Item| {
             let ItemMeta { name, namespace, resource_version, uid, labels } = metadata;
             let version = resource_version.parse().map_err(UpstreamError::invalid)?;

@@ -10,22 +10,19 @@ mod pool;
 pub(super) mod renewal;
 mod resolver;
 pub mod settings;
-mod token_file;
 pub(super) mod unprocessed;
 
-use std::{error::Error, io, sync::Arc};
+use std::{error::Error, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
 use hyper_util::client::legacy;
-use kube_client::{
-    Config,
-    client::{AuthError, ConfigExt},
-};
+use kube_client::{Config, client::AuthError};
 use kubefan_common::{
-    kubeconfig::{explain_auth, take_token_file, tls_config},
+    kubeconfig::{Credentials, explain_auth, proxy_url, real_host, request_url, tls_config},
     text::{find, innermost},
     tls::{self, TlsSettings},
+    token_file::TokenFile,
 };
 use reqwest::{Proxy, redirect};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
@@ -39,7 +36,6 @@ use crate::{
         pool::Pool,
         resolver::Resolver,
         settings::SettingsError,
-        token_file::TokenFile,
     },
 };
 
@@ -53,6 +49,10 @@ const HTTP2_STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// The window of the connection. It is larger than one stream's, so that one unread stream does not
 /// block the others.
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+
+/// The time after which a token file is read again, as in client-go. A kubelet replaces a token at
+/// 80 % of its lifetime, which is at least ten minutes.
+const TOKEN_READ_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Advice in TLS errors: the operator's settings of the connection to the apiserver.
 const SETTINGS: TlsSettings = TlsSettings {
@@ -104,24 +104,17 @@ where
         + 'static,
     S::Future: Send + 'static,
 {
-    let server = server_name(&config.cluster_url);
-    let failed = |message: String| SettingsError::Transport { server: server.clone(), message: shorten(&message) };
-    let mut config = config.clone();
-    let token_file = take_token_file(&mut config.auth_info).map_err(|error| failed(explain_auth(&error)))?;
-    let token_file = token_file.map(|of| Arc::new(TokenFile::new(of)));
-    let auth = config.auth_layer().map_err(|error| match &error {
-        kube_client::Error::Auth(error) => failed(explain_auth(error)),
-        other => failed(root_cause(other)),
+    let Credentials { token_file, auth, headers } = Credentials::new(config).map_err(|message| {
+        SettingsError::Transport { server: server_name(&config.cluster_url), message: shorten(&message) }
     })?;
-    let headers = config
-        .extra_headers_layer()
-        .map_err(|_| failed("the impersonation settings are not valid headers".to_owned()))?;
+    let token_file = token_file.map(|of| Arc::new(TokenFile::new(of.path, of.inline, TOKEN_READ_INTERVAL)));
     let send = service_fn(move |mut request: http::Request<B>| {
         let service = service.clone();
-        let token = token_file.as_ref().map(|file| file.header());
+        let token_file = token_file.clone();
         async move {
-            if let Some(token) = token {
-                request.headers_mut().insert(http::header::AUTHORIZATION, token?);
+            if let Some(file) = token_file {
+                let token = file.header().await.map_err(AuthError::from)?;
+                request.headers_mut().insert(http::header::AUTHORIZATION, token);
             }
             service.oneshot(request).await
         }
@@ -152,36 +145,18 @@ fn client(
         // A redirect would send the credentials to another host.
         .redirect(redirect::Policy::none())
         .no_proxy();
-    if let Some(url) = &config.proxy_url {
-        let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
+    if let Some(url) = proxy_url(config)? {
+        let proxy = Proxy::all(url).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
         builder = builder.proxy(proxy);
     }
-    if config.tls_server_name.is_some() && config.proxy_url.is_some() {
-        return Err("tls-server-name together with a proxy is not supported".to_owned());
-    }
-    let resolver = match &config.tls_server_name {
-        Some(_) => Resolver::to(config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']'])),
-        None => Resolver::new(),
-    };
-    builder = builder.dns_resolver(Arc::new(resolver));
-    builder.build().map_err(|error| root_cause(&error))
+    let resolver = real_host(config).map_or_else(Resolver::new, Resolver::to);
+    builder.dns_resolver(Arc::new(resolver)).build().map_err(|error| root_cause(&error))
 }
 
-/// The URL for requests. With `tls-server-name` its host is that name, because reqwest checks the
-/// certificate against the URL; [`Resolver`] then resolves the name to the real host.
+/// The URL for requests ([`request_url`]).
 pub(crate) fn request_base(config: &Config) -> Result<Uri, SettingsError> {
-    let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
-    let mut parts = config.cluster_url.clone().into_parts();
-    let port = parts.authority.as_ref().and_then(|authority| authority.port_u16()).unwrap_or(443);
-    let invalid = || SettingsError::Transport {
-        server: server_name(&config.cluster_url),
-        message: "its tls-server-name is not a host name".to_owned(),
-    };
-    if name.parse::<std::net::IpAddr>().is_ok() {
-        return Err(invalid());
-    }
-    parts.authority = Some(format!("{name}:{port}").parse().map_err(|_| invalid())?);
-    Uri::from_parts(parts).map_err(|_| invalid())
+    request_url(config)
+        .map_err(|message| SettingsError::Transport { server: server_name(&config.cluster_url), message })
 }
 
 /// Whether the request was never sent: there were no credentials for it, or no connection.

@@ -22,7 +22,7 @@ tests! {
     apiserver slow_faults: a_refusal_shows_nothing_and_starts_nothing,
         with_passthrough_the_apiserver_refuses_in_its_own_words,
         requests_that_act_as_others_are_not_answered_from_the_cache, no_token_is_in_a_log_or_metric,
-        who_may_not_discover_resources_does_not_learn_their_names;
+        a_caller_without_the_right_to_discovery_learns_no_resource_names;
 }
 
 async fn a_refusal_shows_nothing_and_starts_nothing() {
@@ -71,7 +71,7 @@ async fn a_refusal_shows_nothing_and_starts_nothing() {
     assert_eq!(secrets, None, "a cache was started");
 }
 
-async fn who_may_not_discover_resources_does_not_learn_their_names() {
+async fn a_caller_without_the_right_to_discovery_learns_no_resource_names() {
     let world =
         World::start(ApiServer::shared().await, &["--access=authorized-cache-only", "--on-demand", "--anonymous-auth"])
             .await;

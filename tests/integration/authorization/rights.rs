@@ -21,7 +21,7 @@ use crate::{
 };
 
 tests! {
-    apiserver slow_faults: without_any_single_shipped_right_a_promise_breaks;
+    apiserver slow_faults: each_right_that_the_chart_grants_is_needed;
 }
 
 /// The shipped ClusterRole, and those of Kubernetes for reviews and for the CAs of clients.
@@ -135,7 +135,7 @@ async fn kubefan_with(
     Kubefan::spawn_as_given(&account.kubeconfig().await, &flags.collect::<Vec<_>>()).await
 }
 
-async fn without_any_single_shipped_right_a_promise_breaks() {
+async fn each_right_that_the_chart_grants_is_needed() {
     let world = World::start(ApiServer::shared().await, &[]).await;
     let api = &world.api;
     CLUSTER_PROXY.apply(api).await;

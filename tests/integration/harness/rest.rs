@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::{apiserver::ApiServer, wait};
 
+/// Attempts of a write that etcd does not answer in time, which takes about seven seconds each.
+const WRITE_ATTEMPTS_MAX: usize = 5;
+
 impl ApiServer {
     /// Sends a request as the administrator and returns the status and body. A body that is not
     /// JSON becomes `Null`.
@@ -31,6 +34,30 @@ impl ApiServer {
         answer
     }
 
+    /// Sends a write, and repeats it if etcd did not answer in time, as on a busy machine. etcd may
+    /// have made the write all the same. Then a repeated creation finds the object, a repeated
+    /// deletion finds none, and a repeated merge patch changes nothing.
+    async fn write(&self, method: Method, path: &str, content_type: &str, body: &Value) -> Value {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let (status, answer) = self.request(method.clone(), path, Some((content_type, body))).await;
+            if status.is_success() {
+                return answer;
+            }
+            let is_repeated = attempts > 1;
+            if is_repeated && method == Method::POST && status == StatusCode::CONFLICT {
+                return self.get_json(&created(path, body)).await;
+            }
+            if is_repeated && method == Method::DELETE && status == StatusCode::NOT_FOUND {
+                // The version of the deletion is unknown.
+                return json!({ "metadata": { "resourceVersion": "0" } });
+            }
+            let may_repeat = attempts < WRITE_ATTEMPTS_MAX && is_etcd_timeout(&answer);
+            assert!(may_repeat, "{method} {path}: {status} {answer}");
+        }
+    }
+
     /// Gets the object or list at a path such as `/api/v1/namespaces/ns/pods?limit=10`.
     pub(crate) async fn get_json(&self, path: &str) -> Value {
         self.expect(Method::GET, path, None).await
@@ -38,22 +65,22 @@ impl ApiServer {
 
     /// Creates an object in the collection at `path`, and returns it as stored.
     pub(crate) async fn create(&self, path: &str, object: &Value) -> Value {
-        self.expect(Method::POST, path, Some(("application/json", object))).await
+        self.write(Method::POST, path, "application/json", object).await
     }
 
     /// Changes an object with a JSON merge patch. `path` may name a subresource such as `…/status`.
     pub(crate) async fn patch(&self, path: &str, patch: &Value) -> Value {
-        self.expect(Method::PATCH, path, Some(("application/merge-patch+json", patch))).await
+        self.write(Method::PATCH, path, "application/merge-patch+json", patch).await
     }
 
-    /// Changes an object with a JSON patch.
+    /// Changes an object with a JSON patch, which is never repeated: it may not apply twice.
     pub(crate) async fn json_patch(&self, path: &str, patch: &Value) -> Value {
         self.expect(Method::PATCH, path, Some(("application/json-patch+json", patch))).await
     }
 
-    /// Deletes an object without a grace period.
+    /// Deletes an object without a grace period. The version of the answer is 0 if it is unknown.
     pub(crate) async fn delete(&self, path: &str) -> Value {
-        self.expect(Method::DELETE, path, Some(("application/json", &json!({ "gracePeriodSeconds": 0 })))).await
+        self.write(Method::DELETE, path, "application/json", &json!({ "gracePeriodSeconds": 0 })).await
     }
 
     /// Creates a namespace that no other test uses, and returns its name.
@@ -103,6 +130,17 @@ impl ApiServer {
         })
         .await
     }
+}
+
+/// Whether the apiserver passes on that etcd did not answer it in time.
+fn is_etcd_timeout(answer: &Value) -> bool {
+    answer["message"].as_str().is_some_and(|message| message.contains("etcdserver: request timed out"))
+}
+
+/// The path of an object that was created in a collection, or whose subresource `binding` was.
+fn created(path: &str, body: &Value) -> String {
+    let name = body["metadata"]["name"].as_str().unwrap_or_default();
+    path.strip_suffix("/binding").map_or_else(|| format!("{path}/{name}"), str::to_owned)
 }
 
 /// The path of all definitions of custom resources.

@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import grpc
 import grpc.aio
 
 from . import _keywords as messages
 from ._changes import Changes
+from ._context import AsyncContextManager
 from ._endpoint import Endpoint
 from ._token import metadata_of
 from ._watch_state import WatchState
@@ -23,11 +23,8 @@ from .options import Target, WatchOptions
 from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class WatchItems(AsyncIterator[WatchItem]):
+class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
     """A running watch. One task reads it.
 
     Attributes:
@@ -73,15 +70,7 @@ class WatchItems(AsyncIterator[WatchItem]):
         if self._call is not None:
             self._call.cancel()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    async def _exit(self) -> None:
         self.close()
 
     async def _step(self) -> list[WatchItem]:
@@ -142,7 +131,7 @@ class WatchItems(AsyncIterator[WatchItem]):
         return self._state.failed(error, time.monotonic(), self._token.may_change)
 
 
-class WatchStream(AsyncIterator[Event]):
+class WatchStream(AsyncContextManager, AsyncIterator[Event]):
     """The events of a watch. One task reads it.
 
     Attributes:
@@ -175,13 +164,5 @@ class WatchStream(AsyncIterator[Event]):
         """Ends the watch, also while another task reads it."""
         self._items.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    async def _exit(self) -> None:
         self.close()

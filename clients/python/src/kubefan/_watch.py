@@ -6,14 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import grpc
 
 from . import _keywords as messages
 from ._changes import Changes
 from ._connection import Connection
+from ._context import ContextManager
 from ._endpoint import Endpoint
 from ._token import metadata_of
 from ._watch_state import WatchState
@@ -23,11 +23,8 @@ from .options import Target, WatchOptions
 from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class WatchItems(Iterator[WatchItem]):
+class WatchItems(ContextManager, Iterator[WatchItem]):
     """A running watch. One thread reads it, any thread may `close` it.
 
     Attributes:
@@ -80,15 +77,7 @@ class WatchItems(Iterator[WatchItem]):
         if call is not None:
             call.cancel()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def _exit(self) -> None:
         self.close()
 
     def _step(self) -> list[WatchItem]:
@@ -163,7 +152,7 @@ class WatchItems(Iterator[WatchItem]):
         """The state of the connection shows in the next call."""
 
 
-class WatchStream(Iterator[Event]):
+class WatchStream(ContextManager, Iterator[Event]):
     """The events of a watch. One thread reads it, any thread may `close` it.
 
     Attributes:
@@ -196,13 +185,5 @@ class WatchStream(Iterator[Event]):
         """Ends the watch."""
         self._items.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def _exit(self) -> None:
         self.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
-from types import TracebackType
 from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 import grpc
@@ -12,6 +11,7 @@ import grpc.aio
 
 from . import _keywords as messages
 from ._aio_watch import WatchItems, WatchStream
+from ._context import AsyncContextManager
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
@@ -33,7 +33,7 @@ __all__ = ["Client", "WatchItems", "WatchStream"]
 _T = TypeVar("_T")
 
 
-class Client:
+class Client(AsyncContextManager):
     """A client of one kubefan, for one event loop. All its calls share one connection."""
 
     def __init__(self, address: str, options: Optional[ClientOptions] = None) -> None:
@@ -126,15 +126,7 @@ class Client:
         """Closes the connection, and ends all its calls."""
         await self._channel.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    async def _exit(self) -> None:
         await self.close()
 
     def __repr__(self) -> str:

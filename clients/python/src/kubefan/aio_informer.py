@@ -6,12 +6,12 @@ import asyncio
 import inspect
 import logging
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import grpc.aio
 
 from ._aio_watch import WatchItems
+from ._context import AsyncContextManager
 from ._endpoint import Endpoint
 from ._informer_state import InformerState, version_number
 from .errors import KubefanError, Stopped
@@ -103,7 +103,7 @@ class Registration:
                 self._informer._report(error)
 
 
-class Informer:
+class Informer(AsyncContextManager):
     """Keeps a store equal to the server's state, and calls handlers for each change.
 
     As `kubefan.Informer`, for one event loop: `async with client.informer("pods") as pods`. The
@@ -219,12 +219,7 @@ class Informer:
     async def __aenter__(self) -> Self:
         return self.start()
 
-    async def __aexit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    async def _exit(self) -> None:
         await self.stop()
 
     async def _run(self) -> None:

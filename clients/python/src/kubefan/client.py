@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 import grpc
 
 from . import _keywords as messages
 from ._connection import Connection
+from ._context import ContextManager
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
@@ -32,7 +32,7 @@ __all__ = ["Client", "WatchItems", "WatchStream"]
 _T = TypeVar("_T")
 
 
-class Client:
+class Client(ContextManager):
     """A client of one kubefan. Threads may share it, and all its calls share one connection.
 
     It connects with the first call, and again whenever the connection broke. Use it as a context
@@ -153,15 +153,7 @@ class Client:
         """Closes the connection, and ends all its calls. Takes up to 0.4 s during an outage."""
         self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def _exit(self) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._connection import Connection
+from ._context import ContextManager
 from ._endpoint import Endpoint
 from ._informer_state import InformerState, version_number
 from ._watch import WatchItems
@@ -102,7 +102,7 @@ class Registration:
                 self._informer._report(error)
 
 
-class Informer:
+class Informer(ContextManager):
     """Keeps a store equal to the server's state, and calls handlers for each change.
 
     It resumes after every break, and an error never ends it: errors go to the observers. Use it as
@@ -229,12 +229,7 @@ class Informer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def _exit(self) -> None:
         self.stop()
 
     def _run(self) -> None:

@@ -177,7 +177,8 @@ impl Read {
 
     /// The text of the field selector, with the name of a gRPC message.
     pub fn field_selector(&self) -> Cow<'_, str> {
-        let (name, fields) = (&self.target.name, &self.spec.texts().fields);
+        let name = &self.target.name;
+        let fields = &self.spec.texts().fields;
         if self.form != Form::Collection || name.is_empty() {
             return Cow::Borrowed(fields);
         }

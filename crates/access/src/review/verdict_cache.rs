@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_of_refusals_pushes_out_no_permission() {
+    async fn many_denials_evict_no_cached_permission() {
         let cache = VerdictCache::new(2, SECOND);
         cache.put(1, of("a"), Verdict(true, None), SECOND);
         for key in 10..20 {

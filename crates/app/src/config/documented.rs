@@ -13,7 +13,8 @@ fn root() -> PathBuf {
 
 /// Compares what is between two marks of a page with what it must be, or writes it.
 fn must_be(page: &str, mark: &str, wanted: &str) {
-    let (begin, end) = (format!("<!-- {mark} -->\n"), format!("<!-- end of {mark} -->\n"));
+    let begin = format!("<!-- {mark} -->\n");
+    let end = format!("<!-- end of {mark} -->\n");
     let path = root().join(page);
     let text = fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(&*begin).unwrap_or_else(|| panic!("{page} has no {begin}"));
@@ -71,7 +72,8 @@ fn the_chart_refuses_every_flag_that_moved() {
         |(flag, place): (&str, String)| format!("- {{ flag: {flag}, key: {}, to: {place} }}\n", moved::camel(flag));
     let rows: String = moved::all().map(row).collect();
     let page = "deploy/helm/kubefan/files/moved.yaml";
-    let (path, wanted) = (root().join(page), format!("# Made from kubefan_app::config::moved.\n{rows}"));
+    let path = root().join(page);
+    let wanted = format!("# Made from kubefan_app::config::moved.\n{rows}");
     if env::var_os("KUBEFAN_RENDER").is_some() {
         fs::write(&path, &wanted).unwrap();
     }

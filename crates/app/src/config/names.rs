@@ -16,7 +16,8 @@ pub(super) enum Spelling {
 /// The length of the spelled name in bytes, with its prefix.
 pub(super) const fn spelled_len(prefix: &str, name: &str, spelling: Spelling) -> usize {
     let bytes = name.as_bytes();
-    let (mut len, mut at) = (prefix.len(), 0);
+    let mut len = prefix.len();
+    let mut at = 0;
     while at < bytes.len() {
         if !(bytes[at] == b'_' && matches!(spelling, Spelling::Camel)) {
             len += 1;
@@ -28,14 +29,16 @@ pub(super) const fn spelled_len(prefix: &str, name: &str, spelling: Spelling) ->
 
 /// Spells `name`. `LEN` is [`spelled_len`] of the same arguments.
 pub(super) const fn spell<const LEN: usize>(prefix: &str, name: &str, spelling: Spelling) -> [u8; LEN] {
-    let (prefix, name) = (prefix.as_bytes(), name.as_bytes());
+    let prefix = prefix.as_bytes();
+    let name = name.as_bytes();
     let mut spelled = [0; LEN];
     let mut len = 0;
     while len < prefix.len() {
         spelled[len] = prefix[len];
         len += 1;
     }
-    let (mut at, mut word_starts) = (0, false);
+    let mut at = 0;
+    let mut word_starts = false;
     while at < name.len() {
         let byte = match (spelling, name[at]) {
             (Spelling::Camel, b'_') => {
@@ -50,7 +53,8 @@ pub(super) const fn spell<const LEN: usize>(prefix: &str, name: &str, spelling: 
         };
         word_starts = false;
         spelled[len] = byte;
-        (len, at) = (len + 1, at + 1);
+        len += 1;
+        at += 1;
     }
     spelled
 }

@@ -113,7 +113,8 @@ pub(super) fn up_to_a_day(flag: Flag, given: Duration) -> Result<time::Duration,
 /// A duration that kubefan waits for. Less than a second would be a busy loop or would end every
 /// response; more than a day could overflow a timer.
 pub(super) fn wait(flag: Flag, given: Duration) -> Result<time::Duration, ConfigError> {
-    let (least, most) = (time::Duration::from_secs(1), time::Duration::from_secs(24 * 3600));
+    let least = time::Duration::from_secs(1);
+    let most = time::Duration::from_secs(24 * 3600);
     if given.0 < least || given.0 > most {
         return Err(unusable(flag, given, "must be from 1s to 24h"));
     }

@@ -131,7 +131,8 @@ impl ServeOptions {
         let is_access_given = self.callers.access.is_some();
         let access = *self.callers.access.get_or_insert(Access::default_for(&serving));
         self.on_demand.on_demand.get_or_insert(serving.listen.is_local());
-        let (callers, peer) = (self.callers.clone(), self.peer.clone());
+        let callers = self.callers.clone();
+        let peer = self.peer.clone();
         let has_tls_min_version = self.serving.tls_min_version.is_some();
         let has_listen_mode = self.serving.listen_mode.is_some();
         let has_audit_mode = self.audit.audit_log_mode.is_some();
@@ -192,7 +193,8 @@ fn check_staleness(
     let most = time::Duration::from_secs(24 * 3600).max(least);
     match given.map(Duration) {
         Some(given) if given.0 < least || given.0 > most => {
-            let (least, most) = (Duration(least), Duration(most));
+            let least = Duration(least);
+            let most = Duration(most);
             let problem = format!(
                 "must be from {least} to {most}: a quiet resource is proved by bookmarks, about once a minute, the first of \
                  them after tuning.upstreamIdleTimeout; with less it would look stale"

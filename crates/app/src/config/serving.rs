@@ -256,7 +256,8 @@ fn tls_source(options: &ServingOptions) -> Result<Option<TlsSource>, ConfigError
     if let Some(managed) = managed_tls::source(&given)? {
         return Ok(Some(managed));
     }
-    let (cert_file, private_key_file) = (options.tls_cert_file.clone(), options.tls_private_key_file.clone());
+    let cert_file = options.tls_cert_file.clone();
+    let private_key_file = options.tls_private_key_file.clone();
     together(("--tls-cert-file", cert_file.is_some()), ("--tls-private-key-file", private_key_file.is_some()))?;
     let files = cert_file.zip(private_key_file);
     Ok(files.map(|(cert_file, private_key_file)| TlsSource::Files(TlsFiles { cert_file, private_key_file })))

@@ -56,7 +56,8 @@ impl FromStr for Duration {
 
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, millis) = (self.0.as_secs(), self.0.subsec_millis());
+        let seconds = self.0.as_secs();
+        let millis = self.0.subsec_millis();
         let parts = [(seconds / 3600, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s"), (u64::from(millis), "ms")];
         if parts.iter().all(|(count, _)| *count == 0) {
             return f.write_str("0s");

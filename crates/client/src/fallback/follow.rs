@@ -13,7 +13,8 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    pace::{Verdict, ends_fallback, hash},
+    outage_errors::{Reachability, ends_fallback},
+    paced_options::hash,
     servers::Servers,
 };
 use crate::{
@@ -164,10 +165,10 @@ impl Follow {
 
     fn on_kubefan_event(&mut self, event: WatchEvent) -> ControlFlow<Item> {
         if let WatchEventKind::Disconnected(error) = &event.kind {
-            let verdict = Verdict::of(error);
-            self.note(verdict);
+            let reachability = Reachability::of(error);
+            self.note(reachability);
             // An answer such as "expired": a snapshot follows, unless a later version is known.
-            if (verdict == Verdict::Answered && !self.kubefan_is_back()) || self.apiserver.is_some() {
+            if (reachability == Reachability::Answered && !self.kubefan_is_back()) || self.apiserver.is_some() {
                 return Continue(());
             }
             return Break(Some(Ok(event)));
@@ -183,9 +184,9 @@ impl Follow {
     }
 
     fn on_kubefan_error(&mut self, error: ClientError) -> ControlFlow<Item> {
-        let verdict = Verdict::of(&error);
-        self.note(verdict);
-        if verdict == Verdict::Answered || self.version.is_empty() {
+        let reachability = Reachability::of(&error);
+        self.note(reachability);
+        if reachability == Reachability::Answered || self.version.is_empty() {
             // The caller decides, and lists if the version is expired.
             return Break(Some(Err(error)));
         }
@@ -257,16 +258,12 @@ impl Follow {
         self.servers.outage.as_ref().is_some_and(|outage| outage.since().is_some())
     }
 
-    fn note(&mut self, verdict: Verdict) {
+    fn note(&mut self, reachability: Reachability) {
         let Some(outage) = &self.servers.outage else { return };
-        match verdict {
-            Verdict::Gone => {
-                outage.gone();
-                // A moment that is set has not been used yet.
-                self.moment = self.moment.or_else(|| outage.next_moment(Instant::now()));
-            }
-            Verdict::Refused => outage.refused(),
-            Verdict::Answered => outage.end(),
+        outage.note(reachability);
+        if reachability == Reachability::Gone {
+            // A moment that is set has not been used yet.
+            self.moment = self.moment.or_else(|| outage.next_moment(Instant::now()));
         }
     }
 

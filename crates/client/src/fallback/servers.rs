@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use super::pace::Outage;
+use super::outage::Outage;
 use crate::lister_watcher::ListerWatcher;
 
 pub(super) struct Servers {

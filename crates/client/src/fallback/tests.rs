@@ -392,16 +392,3 @@ async fn a_version_that_expired_at_kubefan_meanwhile_leads_to_a_list_of_kubefan(
     assert_eq!(world.read_for(2 * MINUTE).await, ["state a/2@4"]);
     assert_eq!(world.apiserver.count(), 0);
 }
-
-#[test]
-fn the_hash_of_an_id_never_changes() {
-    assert_eq!((pace::hash(""), pace::hash("node-17")), (17_665_956_581_633_026_203, 2_143_955_359_988_206_193));
-}
-
-#[test]
-fn a_spread_cannot_be_shorter_than_200_minutes() {
-    let phase = |spread| PacedOptions { spread, ..PacedOptions::new("node-17") }.phase();
-    assert_eq!(phase(Duration::ZERO), phase(200 * MINUTE));
-    assert_eq!(phase(400 * MINUTE).as_secs(), (phase(200 * MINUTE) * 2).as_secs());
-    let _ = phase(Duration::MAX);
-}

@@ -5,10 +5,7 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use kube_client::{
-    Config,
-    client::{AuthError, ConfigExt},
-};
+use kube_client::{Config, client::AuthError};
 use reqwest::{Proxy, dns};
 use rustls::crypto::{CryptoProvider, ring};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
@@ -19,7 +16,8 @@ use super::{
 };
 use crate::{error::root_cause, token::Token};
 use kubefan_common::kubeconfig::{
-    self, ProxyEnvironment, TokenOfFile, explain_auth, take_token_file, tls_config, usual_files,
+    self, Credentials, ProxyEnvironment, TokenOfFile, explain_auth, proxy_url, real_host, request_url, tls_config,
+    usual_files,
 };
 
 /// Sends a request with the kubeconfig's credentials.
@@ -54,65 +52,38 @@ async fn load(file: Option<&Path>, context: Option<&str>, proxies: &ProxyEnviron
     kubeconfig::configuration(kubeconfig::read(&files)?, context, proxies).await
 }
 
-fn build(mut config: Config, options: &HttpClientOptions) -> Result<ReqwestTransport, String> {
-    let (address, base) = base(&config)?;
+fn build(config: Config, options: &HttpClientOptions) -> Result<ReqwestTransport, String> {
+    let url =
+        |uri: &::http::Uri| uri.to_string().parse::<reqwest::Url>().map_err(|_| "its server is not a URL".to_owned());
+    let address = url(&config.cluster_url)?.origin().ascii_serialization();
+    let base = url(&request_url(&config)?)?;
     let tls = tls_config(&config)?;
     let mut builder = reqwest_transport::builder(tls, options.connect_timeout, &options.user_agent);
-    if let Some(url) = &config.proxy_url {
-        if config.tls_server_name.is_some() {
-            return Err("tls-server-name together with a proxy is not supported".to_owned());
-        }
-        let proxy = Proxy::all(url.to_string()).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
+    if let Some(url) = proxy_url(&config)? {
+        let proxy = Proxy::all(url).map_err(|_| "its proxy-url is not the URL of a proxy".to_owned())?;
         builder = builder.proxy(proxy);
     }
-    if config.tls_server_name.is_some() {
-        let host = config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        builder = builder.dns_resolver(Arc::new(ResolveAs { host }));
+    if let Some(host) = real_host(&config) {
+        builder = builder.dns_resolver(Arc::new(ResolveAs { host: host.to_owned() }));
     }
     let client = builder.build().map_err(|error| describe(&error))?;
-    // kube-client would not read the file again after a refusal.
-    let token = match take_token_file(&mut config.auth_info).map_err(|error| explain_auth(&error))? {
-        Some(TokenOfFile { path, inline }) => Token::file_beside(path, inline),
-        None => Token::None,
-    };
-    let execute = execute(&config, client.clone())?;
-    Ok(ReqwestTransport::new(client, &base, token).with_execute(address, execute))
-}
-
-/// The way to execute requests with the configuration's credentials.
-fn execute(config: &Config, client: reqwest::Client) -> Result<Execute, String> {
-    let auth = config.auth_layer().map_err(|error| match &error {
-        kube_client::Error::Auth(error) => explain_auth(error),
-        other => root_cause(other),
-    })?;
-    let headers = config.extra_headers_layer().map_err(|_| "its impersonation settings are not valid headers")?;
+    let Credentials { token_file, auth, headers } = Credentials::new(&config)?;
+    let token = token_file.map_or(Token::None, |TokenOfFile { path, inline }| Token::file(path, inline));
+    let sending = client.clone();
     let send = service_fn(move |request: ::http::Request<reqwest::Body>| {
-        let client = client.clone();
+        let client = sending.clone();
         async move { Ok::<_, BoxError>(client.execute(request.try_into()?).await?.into()) }
     });
     let service: Service =
         BoxCloneSyncService::new(ServiceBuilder::new().option_layer(auth).layer(headers).service(send));
-    Ok(Box::new(move |request| {
+    let execute: Execute = Box::new(move |request| {
         let service = service.clone();
         Box::pin(async move {
             let request = ::http::Request::try_from(request).map_err(|error| describe(&error))?;
             service.oneshot(request).await.map(reqwest::Response::from).map_err(|error| explain_request(&error))
         })
-    }))
-}
-
-/// The address for messages, and the URL for requests. With `tls-server-name` the URL's host is
-/// that name, because reqwest checks the certificate against the URL; [`ResolveAs`] then resolves
-/// the name to the real host.
-fn base(config: &Config) -> Result<(String, reqwest::Url), String> {
-    let invalid = || "its server is not a URL".to_owned();
-    let mut url: reqwest::Url = config.cluster_url.to_string().parse().map_err(|_| invalid())?;
-    url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| invalid())?;
-    let address = url.origin().ascii_serialization();
-    if let Some(name) = &config.tls_server_name {
-        url.set_host(Some(name)).map_err(|_| "its tls-server-name is not a host name".to_owned())?;
-    }
-    Ok((address, url))
+    });
+    Ok(ReqwestTransport::new(client, &base, token).with_execute(address, execute))
 }
 
 /// Resolves every name to the addresses of one host.
@@ -192,18 +163,6 @@ mod tests {
                 assert!(!error.contains(secret) && !error.contains(&numbers), "{error}");
             }
         }
-    }
-
-    #[tokio::test]
-    async fn a_token_beside_the_file_counts_until_the_file_can_be_read() {
-        let text = CONFIG.replace(", tls-server-name: 'kube.example'", "");
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("token");
-        let user = format!("{{token: very-secret, tokenFile: {}}}", file.display());
-        let text = text.replace("{token: very-secret}", &user);
-        assert_eq!(sent_authorization(&text).await, "Bearer very-secret");
-        std::fs::write(&file, "of-the-file\n").unwrap();
-        assert_eq!(sent_authorization(&text).await, "Bearer of-the-file");
     }
 
     #[tokio::test]

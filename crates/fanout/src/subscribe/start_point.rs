@@ -162,7 +162,8 @@ impl Hub {
         let sent = if planted::is(Bug::LaggingFromFloor) { sent.map(|_| expired.oldest) } else { sent };
         let gap_markers = view.encoder().format().has_markers();
         let coverage = sent.map(|sent| view.limit_coverage(cached.history.coverage(sent, cached.version, gap_markers)));
-        let (position, on_ahead) = (coverage.ok_or(StreamEnd::Expired(expired)), OnAhead::Refuse);
+        let position = coverage.ok_or(StreamEnd::Expired(expired));
+        let on_ahead = OnAhead::Refuse;
         let (first, lag) =
             match (plan(ResumeRequest { position, situation: Situation::Lags(on_lag), on_expired, on_ahead }), sent) {
                 (ResumePlan::Continue(source), Some(sent)) => (First::History(source, sent), Lag::CatchUp),

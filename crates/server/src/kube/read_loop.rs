@@ -52,6 +52,8 @@ pub struct ReadContext<'a> {
 struct Fetched {
     read: Option<Authorized<Read>>,
     place: Option<FairPermit>,
+    /// The cache in the last format that had one. [`route`] asks for the next format only after it
+    /// has rejected all before it, so no answer needs an earlier one.
     found: Option<FoundCache>,
     fresh: Fresh,
     snapshot: Option<Snapshot>,

@@ -1,5 +1,4 @@
-//! Splits a watch's body into events: one JSON document per line, or one protobuf message after
-//! each length prefix.
+//! Reads the events of a watch from its body.
 //!
 //! It guards against a broken or hostile server. An endless line meets a limit. A body that ends
 //! inside a line is an error and never yields half an object. A silent connection ends after the
@@ -8,14 +7,14 @@
 //! silently.
 
 use std::{
-    collections::VecDeque,
     io::{self, Write},
     time::Duration,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
 use futures::{Stream, StreamExt};
+use kubefan_common::watch_body::{EventTooLong, Framing, WatchBody};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::UpstreamError;
@@ -24,19 +23,6 @@ use crate::error::UpstreamError;
 /// that several times. JSON can need twice the bytes of the protobuf in etcd, and an event contains
 /// at most one object.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
-
-/// Separation of the events of a watch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Framing {
-    /// One event per line.
-    #[default]
-    Lines,
-    /// A four-byte big-endian length before each event (apimachinery's `util/framer`).
-    Lengths,
-}
-
-/// The size of a length prefix.
-const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// Limits for [`Lines`].
 #[derive(Debug, Clone, Copy)]
@@ -60,18 +46,12 @@ impl Default for LineOptions {
 }
 
 /// The lines, or length-prefixed messages, of a stream of chunks.
-///
-/// A line that lies within one chunk is a slice of it, not a copy, so retaining a line retains its
-/// chunk. Blank lines are skipped.
 pub struct Lines<S> {
     chunks: S,
     options: LineOptions,
     /// Created with the first chunk, because an empty body has no gzip header.
     gunzip: Option<MultiGzDecoder<Vec<u8>>>,
-    /// Received chunks that are not examined yet.
-    ready: VecDeque<Bytes>,
-    /// The start of an incomplete line.
-    partial: BytesMut,
+    body: WatchBody,
     last_data: Instant,
     ended: bool,
 }
@@ -85,9 +65,8 @@ where
         Self {
             chunks,
             gunzip: None,
+            body: WatchBody::new(options.framing, options.line_bytes_max),
             options,
-            ready: VecDeque::new(),
-            partial: BytesMut::new(),
             last_data: Instant::now(),
             ended: false,
         }
@@ -99,15 +78,13 @@ where
     /// Cancel-safe.
     pub async fn next_line(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         loop {
-            let ready = match self.options.framing {
-                Framing::Lines => self.take_ready()?,
-                Framing::Lengths => self.take_message()?,
-            };
+            let line_bytes_max = self.options.line_bytes_max;
+            let ready = self.body.next_event().map_err(|EventTooLong| UpstreamError::LineTooLong { line_bytes_max })?;
             if ready.is_some() {
                 return Ok(ready);
             }
             if self.ended {
-                return match self.partial.len() {
+                return match self.body.incomplete_bytes() {
                     0 => Ok(None),
                     partial_bytes => Err(UpstreamError::Truncated { partial_bytes }),
                 };
@@ -135,7 +112,7 @@ where
 
     fn accept(&mut self, chunk: Bytes) -> Result<(), UpstreamError> {
         if !self.options.gzip {
-            self.ready.push_back(chunk);
+            self.body.push(chunk);
             return Ok(());
         }
         let gunzip = self.gunzip.get_or_insert_with(|| MultiGzDecoder::new(Vec::new()));
@@ -145,10 +122,9 @@ where
             gunzip.write_all(step).and_then(|()| gunzip.flush()).map_err(broken_gzip)?;
             let inflated = std::mem::take(gunzip.get_mut());
             if !inflated.is_empty() {
-                self.ready.push_back(Bytes::from(inflated));
+                self.body.push(Bytes::from(inflated));
             }
-            let buffered: usize = self.ready.iter().map(Bytes::len).sum();
-            if buffered > self.options.line_bytes_max.saturating_mul(2) {
+            if self.body.unexamined_bytes() > self.options.line_bytes_max.saturating_mul(2) {
                 return Err(UpstreamError::TooLarge { body_bytes_max: self.options.line_bytes_max * 2 });
             }
         }
@@ -160,82 +136,9 @@ where
         gunzip.try_finish().map_err(broken_gzip)?;
         let rest = std::mem::take(gunzip.get_mut());
         if !rest.is_empty() {
-            self.ready.push_back(Bytes::from(rest));
+            self.body.push(Bytes::from(rest));
         }
         Ok(())
-    }
-
-    /// The next complete line. The bytes after the last newline move to `partial`, so that no byte
-    /// is searched twice.
-    fn take_ready(&mut self) -> Result<Option<Bytes>, UpstreamError> {
-        while let Some(chunk) = self.ready.front_mut() {
-            let Some(newline) = memchr::memchr(b'\n', chunk) else {
-                let rest = std::mem::take(chunk);
-                self.ready.pop_front();
-                self.check_length(self.partial.len() + rest.len())?;
-                self.partial.extend_from_slice(&rest);
-                continue;
-            };
-            let head = chunk.split_to(newline + 1).slice(..newline);
-            if chunk.is_empty() {
-                self.ready.pop_front();
-            }
-            self.check_length(self.partial.len() + head.len())?;
-            let line = if self.partial.is_empty() {
-                head
-            } else {
-                self.partial.extend_from_slice(&head);
-                self.partial.split().freeze()
-            };
-            if !line.trim_ascii().is_empty() {
-                return Ok(Some(line));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The next complete message, without its length. A message above the limit is refused as soon
-    /// as its length is known, before any of it is buffered.
-    fn take_message(&mut self) -> Result<Option<Bytes>, UpstreamError> {
-        let limit = self.options.line_bytes_max;
-        while let Some(chunk) = self.ready.front_mut() {
-            let whole = if self.partial.is_empty() { message_len(chunk, limit)? } else { None };
-            let message = match whole.filter(|whole| *whole <= chunk.len()) {
-                Some(whole) => Some(chunk.split_to(whole)),
-                None => {
-                    let wanted = message_len(&self.partial, limit)?.unwrap_or(LENGTH_BYTES);
-                    let taken = chunk.split_to(chunk.len().min(wanted - self.partial.len()));
-                    self.partial.extend_from_slice(&taken);
-                    let whole = message_len(&self.partial, limit)?;
-                    (whole == Some(self.partial.len())).then(|| self.partial.split().freeze())
-                }
-            };
-            if chunk.is_empty() {
-                self.ready.pop_front();
-            }
-            if let Some(mut message) = message {
-                message.advance(LENGTH_BYTES);
-                return Ok(Some(message));
-            }
-        }
-        Ok(None)
-    }
-
-    fn check_length(&self, bytes: usize) -> Result<(), UpstreamError> {
-        let line_bytes_max = self.options.line_bytes_max;
-        if bytes > line_bytes_max { Err(UpstreamError::LineTooLong { line_bytes_max }) } else { Ok(()) }
-    }
-}
-
-/// The size of the first message in these bytes, including its length prefix; `None` if the prefix
-/// is incomplete.
-fn message_len(bytes: &[u8], line_bytes_max: usize) -> Result<Option<usize>, UpstreamError> {
-    let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-    if length > line_bytes_max {
-        Err(UpstreamError::LineTooLong { line_bytes_max })
-    } else {
-        Ok(Some(LENGTH_BYTES + length))
     }
 }
 
@@ -253,6 +156,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const GZIP: LineOptions =
+        LineOptions { line_bytes_max: LINE_BYTES_MAX, idle_timeout: None, gzip: true, framing: Framing::Lines };
 
     async fn collect(chunks: Vec<Bytes>, options: LineOptions) -> Result<Vec<Bytes>, UpstreamError> {
         let mut lines = Lines::new(stream::iter(chunks.into_iter().map(Ok)), options);
@@ -296,49 +202,23 @@ mod tests {
         fn any_split_into_chunks_gives_the_same_lines(
             lines in prop::collection::vec("[a-z{}\" ]{0,40}[}]", 0..20),
             sizes in prop::collection::vec(1usize..50, 1..10),
-            gzip in any::<bool>(),
         ) {
             let lines: Vec<Vec<u8>> = lines.into_iter().map(String::into_bytes).collect();
-            let body = if gzip { members(&lines) } else { lines.iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect() };
-            let got = run(collect(split(&body, &sizes), LineOptions { gzip, ..LineOptions::default() })).unwrap();
+            let got = run(collect(split(&members(&lines), &sizes), GZIP)).unwrap();
             prop_assert_eq!(got, lines);
         }
 
         #[test]
-        fn any_split_into_chunks_gives_the_same_messages(
-            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
-            sizes in prop::collection::vec(1usize..50, 1..10),
-            cut in 0..60usize,
-        ) {
-            let framed = |message: &Vec<u8>| [&(message.len() as u32).to_be_bytes()[..], message].concat();
-            let body: Vec<u8> = messages.iter().flat_map(framed).collect();
-            let options = LineOptions { framing: Framing::Lengths, ..LineOptions::default() };
-            prop_assert_eq!(run(collect(split(&body, &sizes), options)).unwrap(), messages.clone());
-            // A cut body is an error, unless the cut lies between two messages.
-            let cut = &body[..body.len().saturating_sub(cut)];
-            let ends: Vec<_> = messages.iter().scan(0, |end, message| { *end += 4 + message.len(); Some(*end) }).collect();
-            let whole = cut.is_empty() || ends.contains(&cut.len());
-            prop_assert_eq!(run(collect(split(cut, &sizes), options)).is_ok(), whole);
-        }
-
-        #[test]
         fn invalid_gzip_never_panics(body in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = run(collect(split(&body, &[7]), LineOptions { gzip: true, ..LineOptions::default() }));
+            let _ = run(collect(split(&body, &[7]), GZIP));
         }
-    }
-
-    #[tokio::test]
-    async fn a_line_in_one_chunk_is_not_copied() {
-        let chunk = Bytes::from_static(b"{\"a\":1}\n{\"b\":2}\n");
-        let lines = collect(vec![chunk.clone()], LineOptions::default()).await.unwrap();
-        assert_eq!(lines[1].as_ptr(), chunk[8..].as_ptr());
     }
 
     #[tokio::test]
     async fn each_gzip_member_yields_its_line_without_waiting_for_the_next() {
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let chunks = tokio_stream::wrappers::ReceiverStream::new(receiver);
-        let mut lines = Lines::new(chunks, LineOptions { gzip: true, ..LineOptions::default() });
+        let mut lines = Lines::new(chunks, GZIP);
         for line in ["{\"first\":1}", "{\"second\":2}"] {
             sender.send(Ok(Bytes::from(members(&[line.as_bytes().to_vec()])))).await.unwrap();
             assert_eq!(lines.next_line().await.unwrap().unwrap(), line, "before the next member arrives");
@@ -351,7 +231,7 @@ mod tests {
         assert_eq!(error, UpstreamError::Truncated { partial_bytes: 4 });
         let mut gzip = members(&[b"{\"a\":1}".to_vec()]);
         gzip.truncate(gzip.len() - 9);
-        let error = collect(vec![gzip.into()], LineOptions { gzip: true, ..LineOptions::default() }).await.unwrap_err();
+        let error = collect(vec![gzip.into()], GZIP).await.unwrap_err();
         assert!(matches!(error, UpstreamError::Reset { .. } | UpstreamError::Truncated { .. }), "{error}");
     }
 
@@ -360,14 +240,6 @@ mod tests {
         let options = LineOptions { line_bytes_max: 100, ..LineOptions::default() };
         let endless = vec![Bytes::from_static(&[b'x'; 60]); 1000];
         assert_eq!(collect(endless, options).await, Err(UpstreamError::LineTooLong { line_bytes_max: 100 }));
-        let options = LineOptions { framing: Framing::Lengths, ..options };
-        let long = vec![Bytes::from_static(&[0, 0, 0]), Bytes::from_static(&[101])];
-        assert_eq!(
-            collect(long, options).await,
-            Err(UpstreamError::LineTooLong { line_bytes_max: 100 }),
-            "at its length"
-        );
-        let options = LineOptions { framing: Framing::Lines, ..options };
         let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
         bomb.write_all(&vec![b'x'; 1 << 20]).unwrap();
         let bomb = bomb.finish().unwrap();

@@ -11,12 +11,12 @@ use tower::BoxError;
 
 use super::{link::Route, world::World};
 
-/// Number of programs in a crowd.
+/// Number of programs that list at the same time.
 pub(crate) const PROGRAMS: u64 = 60;
 /// The time between two of them.
 const INTERVAL: Duration = Duration::from_millis(30);
 
-/// A crowd of programs sends consistent lists to a replica while every list upstream fails.
+/// Many programs send consistent lists to a replica while every list upstream fails.
 pub(crate) async fn read(world: &Arc<World>, node: usize) {
     world.fail_lists();
     for _ in 0..PROGRAMS {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kubefan_client::{Decode, Deleted, Indexer, Object, RawJson, RawObject, Snapshot, Store};
 use libtest_mimic::{Failed, Trial};
 
-use super::blind_oracle::reports;
+use super::oracle_detects_faults::reports;
 use crate::{
     informer::{Call, InformerEntry, InformerHistory, Observed, Stored},
     oracle::{self, Guarantee},

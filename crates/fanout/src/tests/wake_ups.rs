@@ -1,4 +1,4 @@
-//! A wave of wake-ups, and subscriptions that join and leave meanwhile.
+//! Wake-ups of a view, and subscriptions that join and leave meanwhile.
 
 use std::{
     sync::Mutex,
