@@ -39,7 +39,7 @@ pub struct GroupVersion {
     pub group: String,
     /// API version, such as `v1`.
     pub version: String,
-    /// Its resources. `None` if they are in the document at [`Self::path`].
+    /// Resources of the version. `None` if they are in the document at [`Self::path`].
     pub resources: Option<Vec<Resource>>,
     /// Whether its extension apiserver is unavailable, so that resources may be missing.
     pub is_stale: bool,
@@ -48,11 +48,11 @@ pub struct GroupVersion {
 /// Quality of a match between a name and a resource. The smallest is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fit {
-    /// Its plural or singular name.
+    /// The plural or singular name.
     Name,
     /// A short name.
     ShortName,
-    /// Its kind.
+    /// The kind.
     Kind,
 }
 

@@ -32,10 +32,10 @@ pub struct TokenFileError {
     pub fault: TokenFault,
 }
 
-/// Why a token cannot be used.
+/// The reason why a token cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFault {
-    /// Its file cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Unreadable(io::Error),
     /// There is only white space.

@@ -75,8 +75,9 @@ pub struct CacheRequest<'a> {
     pub tenant: Option<&'a str>,
 }
 
-/// The caches that servers read from. A trait object, so that servers are compiled once, in their own
-/// package. A request asks it once or twice, so the boxed futures cost nothing that can be measured.
+/// The caches that servers read from. A trait object, so that servers are compiled once, in their
+/// own package. A request asks it once or twice, so the boxed futures cost nothing that can be
+/// measured.
 #[async_trait]
 pub trait Catalog: Send + Sync + 'static {
     /// Finds the cache of a resource in an encoding, and may start it.

@@ -1,4 +1,4 @@
-//! What the proxy and the client library take from a configuration for the requests to its server.
+//! Settings of a configuration for requests to its server, for the proxy and the client library.
 
 use std::net::IpAddr;
 
@@ -28,7 +28,7 @@ impl Credentials {
     /// The credentials of a configuration. This runs its exec plugin, if any.
     ///
     /// # Errors
-    /// Why they cannot be used, without a secret.
+    /// The reason why the credentials cannot be used, without a secret.
     pub fn new(config: &Config) -> Result<Self, String> {
         let mut config = config.clone();
         let token_file = take_token_file(&mut config.auth_info).map_err(|error| explain_auth(&error))?;
