@@ -257,7 +257,7 @@ mod tests {
             async move { queue.turn(holder(2, 1)).await.map(drop) }
         });
         yield_now().await;
-        assert!(queue.turn(holder(3, 1)).await.unwrap_err().contains("1 reviews of callers wait"));
+        assert!(queue.turn(holder(3, 1)).await.unwrap_err().contains("at most 1 reviews of callers"));
         drop(first);
         second.await.unwrap().unwrap();
         let kept = queue.turn(holder(4, 1)).await.unwrap();
