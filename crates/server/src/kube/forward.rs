@@ -12,7 +12,7 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
-use kubefan_access::authentication::bearer_token::WEBSOCKET_TOKEN;
+use kubefan_access::authentication::websocket_protocols::WebsocketProtocols;
 use kubefan_admission::{FairPermit, FairPool, Holder, PermitKind, PermitLimits};
 use kubefan_cache::{Refusal, warnings::Warnings};
 use kubefan_model::Media;

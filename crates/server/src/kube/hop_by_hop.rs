@@ -30,7 +30,7 @@ pub(super) fn remove(headers: &mut HeaderMap) {
 /// Returns a header with the identity of the caller or the way of the request, if `Connection`
 /// names it. Without this header the request would be another user's.
 pub(super) fn hidden_identity(headers: &HeaderMap) -> Option<String> {
-    const NAMED: [&str; 5] = ["authorization", "audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
+    const OTHERS: [&str; 4] = ["audit-id", "sec-websocket-protocol", "via", "x-forwarded-for"];
     let mut names = tokens(headers, &header::CONNECTION).map(str::to_ascii_lowercase);
     names.find(|name| is_identity(name) || OTHERS.contains(&name.as_str()))
 }
