@@ -8,25 +8,24 @@ mod connection;
 mod errors;
 mod faults;
 mod proxy_environment;
+mod token_of_file;
 
 use std::{
-    env, io,
+    env,
     path::{Path, PathBuf},
 };
 
-use http::HeaderValue;
 use kube_client::{
     Config,
-    client::{AuthError, ConfigExt},
-    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
+    client::ConfigExt,
+    config::{KubeConfigOptions, Kubeconfig},
 };
 use secrecy::ExposeSecret;
 
 pub use connection::{Credentials, proxy_url, real_host, request_url};
 pub use errors::explain_auth;
 pub use proxy_environment::{ProxyEnvironment, is_loopback};
-
-use crate::token_file::{TokenFault, TokenFileError, bearer};
+pub use token_of_file::{TokenOfFile, take_token_file};
 
 /// A placeholder for the proxy of the environment while kube-client makes a configuration. Without
 /// it kube-client would read the variables itself, ignore `NO_PROXY`, and fail if one is no URL.
@@ -133,44 +132,6 @@ fn remove_empty_values(kubeconfig: &mut Kubeconfig) {
     }
 }
 
-/// A token file, and the token beside it, which counts for as long as the file cannot be read
-/// (`transport.NewBearerAuthWithRefreshRoundTripper` in client-go).
-#[derive(Debug)]
-pub struct TokenOfFile {
-    /// The file.
-    pub path: PathBuf,
-    /// The header of the token beside it.
-    pub inline: Option<HeaderValue>,
-}
-
-/// Takes the token file of a user away from kube-client, which would send a trailing newline.
-/// `None` if there is none, or other credentials have precedence.
-///
-/// # Errors
-/// The inline token is not valid in a header. kube-client would panic.
-pub fn take_token_file(user: &mut AuthInfo) -> Result<Option<TokenOfFile>, AuthError> {
-    let inline = user.token.as_ref().map(|token| bearer(token.expose_secret())).transpose();
-    let inline = inline.map_err(AuthError::InvalidBearerToken)?;
-    let has_others = user.auth_provider.is_some() || user.username.is_some();
-    let Some(path) = user.token_file.take_if(|_| !has_others) else { return Ok(None) };
-    user.token = None;
-    // A plugin is not asked for a token if there is one.
-    user.exec = None;
-    Ok(Some(TokenOfFile { path: path.into(), inline }))
-}
-
-impl From<TokenFileError> for AuthError {
-    fn from(TokenFileError { path, fault }: TokenFileError) -> Self {
-        match fault {
-            TokenFault::Unreadable(error) => Self::ReadTokenFile(error, path),
-            TokenFault::Empty => {
-                Self::ReadTokenFile(io::Error::new(io::ErrorKind::InvalidData, "the file is empty"), path)
-            }
-            TokenFault::NoHeader(error) => Self::InvalidBearerToken(error),
-        }
-    }
-}
-
 /// The TLS configuration for the server, with the CA as it was read. This runs the kubeconfig's
 /// exec plugin, if any.
 ///
@@ -242,22 +203,5 @@ mod tests {
         let user = "token: '', username: '', password: x, client-certificate-data: '', client-key-data: ''";
         let config = configured(", certificate-authority-data: ''", user).await.unwrap();
         assert!(config.root_cert.is_none() && config.auth_layer().unwrap().is_none());
-    }
-
-    #[tokio::test]
-    async fn a_token_file_stands_above_a_plugin_and_takes_the_token_beside_it() {
-        let user = "tokenFile: /token, exec: {apiVersion: client.authentication.k8s.io/v1, command: /gone, interactiveMode: Never}";
-        let mut user = configured("", &format!("token: t, {user}")).await.unwrap().auth_info;
-        let TokenOfFile { path, inline } = take_token_file(&mut user).unwrap().unwrap();
-        assert_eq!((path, inline.unwrap().as_bytes()), (PathBuf::from("/token"), &b"Bearer t"[..]));
-        assert!(user.token.is_none() && user.token_file.is_none() && user.exec.is_none());
-        assert!(take_token_file(&mut user).unwrap().is_none());
-    }
-
-    #[tokio::test]
-    async fn a_token_that_is_no_header_is_refused() {
-        let mut user = configured("", "token: \"very\\nsecret\"").await.unwrap().auth_info;
-        let error = take_token_file(&mut user).unwrap_err();
-        assert_eq!(explain_auth(&error), "the token or password is not a valid header value");
     }
 }

@@ -11,7 +11,10 @@ use kube_client::{
     },
 };
 
-use super::{TokenOfFile, explain_auth, take_token_file};
+use super::{
+    errors::explain_auth,
+    token_of_file::{TokenOfFile, take_token_file},
+};
 use crate::text::innermost;
 
 /// Adds the credentials of a configuration to its requests.
