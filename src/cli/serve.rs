@@ -252,6 +252,7 @@ mod tests {
                         "on_demand",
                         "api_audiences",
                         "upstream_token_file",
+                        "upstream_key_file",
                         "otlp_endpoint",
                         "access",
                         "audit_log_path",
