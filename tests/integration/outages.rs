@@ -28,7 +28,7 @@ tests! {
         an_apiserver_whose_readiness_stays_unknown_is_used_all_the_same,
         http_watches_end_with_410_soon_after_an_apiserver_restart,
         a_failed_page_is_requested_again_and_the_others_are_kept, a_failed_page_of_a_backfill_is_requested_again,
-        a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_place_to_others,
+        a_list_that_fails_without_pages_has_pages_again, a_list_that_hangs_gives_its_permit_to_others,
         relists_after_an_upgrade_are_spread_and_lose_no_event, ever_older_versions_are_refused_after_a_few_reads,
         expired_watches_are_delayed_only_while_no_list_succeeds;
 }
@@ -315,7 +315,7 @@ async fn a_list_that_fails_without_pages_has_pages_again() {
     assert_eq!(rig.watch_all("pods").await.state, rig.truth(PODS).await);
 }
 
-async fn a_list_that_hangs_gives_its_place_to_others() {
+async fn a_list_that_hangs_gives_its_permit_to_others() {
     let mut setup = Setup::of(&["configmaps", "nodes", "pods"]).by_list();
     setup.lists_max = 1;
     let sim = setup.sim();

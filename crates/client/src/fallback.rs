@@ -63,8 +63,9 @@ pub enum Fallback {
 /// end it for the rest of the outage. Meanwhile kubefan is tried with a backoff. When it answers,
 /// the apiserver's watch is dropped, and kubefan's continues from the last version.
 ///
-/// Unreachable means: no connection, or an error of something in between. A kubefan that answers
-/// with its own errors, such as "not synced", is not gone: its apiserver may be the one in trouble.
+/// Unreachable means: no connection, or an error of something in between. A credential that cannot
+/// be read, so that nothing is sent, counts as no connection. A kubefan that answers with its own
+/// errors, such as "not synced", is not gone: its apiserver may be the one in trouble.
 ///
 /// Both servers must serve the same cluster, and select the same objects.
 ///

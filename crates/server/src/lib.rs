@@ -6,8 +6,8 @@
 //! - [`transport`]: listeners, TLS, HTTP/2 and HTTP/1.1 connections, and the watches on them.
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
-//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`], [`client_info`] and
-//!   `sliced_list`: the types they share.
+//! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`], [`client_info`],
+//!   [`request_caller`] and `sliced_list`: the types they share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!

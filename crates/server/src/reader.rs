@@ -130,17 +130,14 @@ impl Reader {
         let needs_full_name = self.access.reviews() || request.notes.is_on() || switches.is_any_set();
         let read = if needs_full_name { self.with_full_name(read, &caller).await } else { read };
         request.notes.read(&read);
-        let v1alpha1::Target { group, resource, .. } = read.target();
-        switches.check(group, resource, &caller).map_err(Denial::Switched)?;
         self.verdict(request, &caller, read).await
     }
 
-    /// Authorizes a read that has its full name, and whose mode is `Cache`: [`Self::mode`] has
-    /// decided that.
+    /// Authorizes a read that has its full name, as one over HTTP has.
     ///
     /// # Errors
     /// The reason why the caller may not read, or why the verdict is not known.
-    pub async fn authorize_in_mode_cache(
+    pub(crate) async fn authorize_named(
         &self,
         request: &RequestCaller,
         read: Read,
@@ -161,6 +158,10 @@ impl Reader {
 
     /// Returns the verdict about a caller's read, and notes it.
     async fn verdict(&self, request: &RequestCaller, caller: &Caller, read: Read) -> Result<Authorized<Read>, Denial> {
+        // Over HTTP too, where the mode is known already: it may have changed while the request
+        // waited for its caller.
+        let v1alpha1::Target { group, resource, .. } = read.target();
+        self.access.switches().check(group, resource, caller).map_err(Denial::Switched)?;
         // Before the verdict, which may need the parsed selectors.
         self.selectors.check_texts(read.spec().texts())?;
         let wait = traces::wait("authorize");

@@ -1,6 +1,7 @@
-//! Options that are given and have no effect because of others. None of them restricts anything, so
-//! kubefan starts and warns. An option in which the operator would believe wrongly is refused
-//! instead, by `ServeOptions::validate`. Each text is an option with its reason.
+//! Options that are given and have no effect because of others. None of them takes a right from
+//! callers that would have it otherwise, so kubefan starts and warns. An option in which the
+//! operator would believe wrongly is refused instead, by `ServeOptions::validate`. Each text is an
+//! option with its reason.
 
 use kubefan_informers::ConfiguredResource;
 use kubefan_model::Media;
@@ -24,7 +25,6 @@ pub(super) fn of_callers(given: &CallerOptions, access: Access) -> Vec<String> {
         let about_callers = [
             ("--anonymous-auth", given.anonymous_auth == Some(true)),
             ("tuning.authenticationSkipLookup", given.authentication_skip_lookup == Some(true)),
-            ("tuning.authorizationAlwaysAllowGroups", given.authorization_always_allow_groups.is_some()),
             ("tuning.authorizationIgnoreExtra", ignores_extra),
             ("tuning.serviceAccountJwks", has_jwks),
         ];

@@ -10,7 +10,7 @@ section! {
     heading: "Passthrough";
     /// The options for requests that are forwarded upstream, as given.
     options: PassthroughOptions;
-    /// How requests are forwarded upstream.
+    /// The settings for requests that are forwarded upstream.
     config: PassthroughConfig {}
 
     [keys]

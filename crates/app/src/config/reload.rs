@@ -43,6 +43,8 @@ impl Configured {
         let config = options.clone().validate()?;
         // A default that is written out is no change.
         options.callers.access = Some(config.access);
+        options.callers.service_account_jwks.take_if(|checks_tokens| !*checks_tokens);
+        options.callers.authorization_ignore_extra.take_if(|keys| keys.is_empty());
         Ok(Self { config, options })
     }
 
@@ -113,6 +115,7 @@ mod tests {
     fn settings_that_differ_are_named_and_a_default_that_is_written_out_does_not_differ() {
         let changed = |rest: &str| configured(rest).unwrap().changed(&configured("").unwrap());
         assert!(changed("tuning: {pageSize: 500, requireUpstream: false}\nmodes: []\n").is_empty());
+        assert!(changed("tuning: {serviceAccountJwks: false, authorizationIgnoreExtra: []}\n").is_empty());
         assert_eq!(changed("tuning: {pageSize: 501}\n"), ["tuning.pageSize"]);
         assert_eq!(changed("modes: [{resources: [pods], mode: Deny}]\n"), ["modes"]);
         assert_eq!(

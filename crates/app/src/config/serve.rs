@@ -177,7 +177,7 @@ impl ServeConfig {
     /// option that only loses its effect and restricts nothing is none: [`no_effect`].
     fn check(&self, given: &ServeOptions) -> Result<(), ConfigError> {
         let Self { access, serving, callers, audit, .. } = self;
-        callers.check(*access)?;
+        callers.check(&given.callers, *access)?;
         let is_unix = |address: &ListenAddress| matches!(address, ListenAddress::Unix(_));
         if given.audit.audit_log_mode.is_some() && audit.path.is_none() {
             return ConfigError::contradiction("--audit-log-mode needs --audit-log-path");

@@ -189,8 +189,7 @@ section! {
     tuning.snapshot_stall_timeout("DURATION"): Duration = Duration::from_secs(30)
         => snapshot_stall_timeout: time::Duration, wait;
     /// The longest that a snapshot waits to start before its client is asked to retry. Lengthen it
-    /// if
-    /// clients would rather wait than retry.
+    /// if clients would rather wait than retry.
     tuning.snapshot_queue_timeout("DURATION"): Duration = Duration::from_secs(10)
         => snapshot_queue_timeout: time::Duration, wait;
     /// Under load, collect events for up to this long and send them together; an idle server sends

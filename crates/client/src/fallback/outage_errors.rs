@@ -9,11 +9,11 @@ use crate::error::ClientError;
 /// State of kubefan, as an error of it shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reachability {
-    /// It cannot be reached.
+    /// kubefan cannot be reached.
     Gone,
-    /// It is reachable, and asks to try again later.
+    /// kubefan is reachable, and asks to try again later.
     Refused,
-    /// It gave its answer. A retry of the same request would bring the same.
+    /// kubefan has answered. A retry of the same request would bring the same answer.
     Answered,
 }
 

@@ -50,7 +50,8 @@ impl Credentials {
 /// # Errors
 /// The name cannot be resolved like this.
 pub fn request_url(config: &Config) -> Result<Uri, String> {
-    let Some(name) = &config.tls_server_name else { return Ok(config.cluster_url.clone()) };
+    let is_tls = config.cluster_url.scheme_str() == Some("https");
+    let Some(name) = config.tls_server_name.as_ref().filter(|_| is_tls) else { return Ok(config.cluster_url.clone()) };
     let invalid = || "its tls-server-name is not a host name".to_owned();
     // No resolver is asked for an address.
     if name.parse::<IpAddr>().is_ok() {
@@ -64,7 +65,7 @@ pub fn request_url(config: &Config) -> Result<Uri, String> {
 
 /// The host to resolve in place of the one in [`request_url`]. `None` if they are the same.
 pub fn real_host(config: &Config) -> Option<&str> {
-    config.tls_server_name.as_ref()?;
+    config.tls_server_name.as_ref().filter(|_| config.cluster_url.scheme_str() == Some("https"))?;
     config.cluster_url.host().map(|host| host.trim_matches(['[', ']']))
 }
 

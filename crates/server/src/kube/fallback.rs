@@ -36,7 +36,7 @@ impl Fallback {
         self == Self::Upstream
     }
 
-    /// Returns the patience of a read, unless upstream would answer it sooner than a proof arrives.
+    /// Returns the patience of a read: less if upstream may answer it instead.
     pub fn patience(self) -> Patience {
         if self.is_upstream() { Patience::Bookmark } else { Patience::NoFallback }
     }

@@ -82,8 +82,8 @@ pub async fn list(
     let ListOptions { freshness, limit, continues, .. } = options;
     // For any state (`resourceVersion=0`), the apiserver's watch cache ignores the limit of a first
     // page, and sends the whole list.
-    let limit =
-        limit.filter(|_| *freshness != Freshness::Any || !continues.is_empty() || !served.gvr.has_watch_cache());
+    let ignores_limit = *freshness == Freshness::Any && continues.is_empty() && served.gvr.has_watch_cache();
+    let limit = limit.filter(|_| !ignores_limit);
     let shard_selector = shard.map(ToString::to_string).unwrap_or_default();
     let mut meta = ListMeta { version, continues: String::new(), remaining: None, shard_selector };
     let selected = SelectedAfter { store: &store, selection: &selection, last: last.as_ref() };

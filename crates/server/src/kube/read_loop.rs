@@ -56,7 +56,7 @@ struct Fetched {
     /// The cache in the last format that had one. [`route`] asks for the next format only after it
     /// has rejected all before it, so no answer needs an earlier one.
     found: Option<FoundCache>,
-    fresh: ReadSource,
+    source: ReadSource,
     snapshot: Option<Snapshot>,
     subscribed: Option<(Subscription, WatchHandles)>,
 }
@@ -155,8 +155,7 @@ impl<'a> ReadLoop<'a> {
 
     async fn authorize(&mut self) {
         let reader = &self.context.reads.reader;
-        // This read comes here only in the mode `Cache`.
-        let read = reader.authorize_in_mode_cache(self.caller, self.read.to_authorize()).await;
+        let read = reader.authorize_named(self.caller, self.read.to_authorize()).await;
         let verdict = match read {
             Ok(_) if hop_by_hop::is_websocket(&self.request.headers) => {
                 let checked = self.context.upstream.check_websocket_origin(self.request).await;
@@ -255,7 +254,7 @@ impl<'a> ReadLoop<'a> {
     async fn prove(&mut self, Proof { patience, lists }: Proof) -> Result<(), NotFetched> {
         let Selected { served, selection } = &self.fetched.found()?.selected;
         let proved = self.context.reads.reader.prove(served, lists.then_some(selection), patience).await;
-        let proved = proved.map(|fresh| self.fetched.fresh = fresh);
+        let proved = proved.map(|source| self.fetched.source = source);
         self.facts.freshness = Some(proved.map_err(NotFresh::NotProved));
         Ok(())
     }
@@ -264,7 +263,7 @@ impl<'a> ReadLoop<'a> {
     async fn reach(&mut self, version: ResourceVersion, patience: Patience) -> Result<(), NotFetched> {
         let served = &self.fetched.found()?.selected.served;
         let reached = self.context.reads.reader.reach(served, version, patience).await;
-        let reached = reached.map(|fresh| self.fetched.fresh = fresh);
+        let reached = reached.map(|source| self.fetched.source = source);
         self.facts.freshness = Some(reached.map_err(NotFresh::NotReached));
         Ok(())
     }
@@ -273,7 +272,7 @@ impl<'a> ReadLoop<'a> {
     async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
         let hub = self.fetched.hub()?;
         let place = self.fetched.place()?;
-        let source = &self.fetched.fresh;
+        let source = &self.fetched.source;
         let snapshot = match self.read.request {
             ReadRequest::List(_) => snapshot_of_list(hub, source, place).await,
             ReadRequest::Get(_) | ReadRequest::Watch(_) => {
@@ -316,7 +315,7 @@ impl<'a> ReadLoop<'a> {
         let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
         let WatchOptions { start, marks_end, .. } = self.watch_options()?;
         let holder = self.fetched.place()?.holder();
-        let source = self.fetched.fresh.clone();
+        let source = self.fetched.source.clone();
         let subscribed = match watch::start(*start, &served.hub, &source) {
             Ok(start) => {
                 let terms = SubscribeOptions { marks_end: *marks_end, source, holder, ..start.into() };

@@ -58,7 +58,7 @@ pub struct WatchParts {
     pub place: FairPermit,
     /// The client.
     pub sender: RequestOrigin,
-    /// Stream of the watch.
+    /// Handles to the stream of the watch.
     pub handles: WatchHandles,
 }
 

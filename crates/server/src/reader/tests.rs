@@ -4,7 +4,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use kubefan_access::{
-    AccessOptions, StreamOptions, authentication::AuthenticationOptions, authorization::AuthorizationOptions,
+    AccessOptions, Mode, StreamOptions, Switches,
+    authentication::AuthenticationOptions,
+    authorization::AuthorizationOptions,
+    modes::{ModeRule, Modes},
     review::QueueLimits,
 };
 use kubefan_admission::{Gate, GateLimits};
@@ -287,12 +290,26 @@ async fn a_request_is_authenticated_once_for_all_steps_that_ask_for_its_caller()
     assert!(reader.mode(&caller, "", "pods").await.is_ok());
     assert_eq!(token_reviews.load(Ordering::Relaxed), 0, "no mode depends on the caller");
     assert!(reader.authorize(&caller, list()).await.is_ok());
-    assert!(reader.authorize_in_mode_cache(&caller, list()).await.is_ok());
+    assert!(reader.authorize_named(&caller, list()).await.is_ok());
     assert!(reader.authenticate(&caller).await.is_ok());
     assert!(reader.resources(&caller).await.is_ok());
     assert_eq!(token_reviews.load(Ordering::Relaxed), 1);
     assert!(reader.authenticate(&with_token()).await.is_ok());
     assert_eq!(token_reviews.load(Ordering::Relaxed), 2, "another request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mode_that_changes_while_a_request_waits_for_its_caller_holds_for_it() {
+    let switches = Switches::new(Modes::default());
+    let reader = OneCache::new().reader_for(allowed(Arc::default()).with_switches(switches.clone()));
+    let caller = with_token();
+    assert!(reader.mode(&caller, "", "pods").await.is_ok());
+    let resources = vec!["pods".parse().unwrap()];
+    switches.replace(Modes::new(vec![ModeRule { resources, users: None, groups: None, mode: Mode::Deny }]));
+    let pods =
+        v1alpha1::Target { version: "v1".to_owned(), resource: "pods".to_owned(), ..v1alpha1::Target::default() };
+    let verdict = reader.authorize_named(&caller, Read::collection(ReadVerb::List, pods)).await.map(drop);
+    assert!(matches!(verdict, Err(Denial::Switched(_))), "{verdict:?}");
 }
 
 #[tokio::test(start_paused = true)]

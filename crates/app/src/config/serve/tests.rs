@@ -172,6 +172,10 @@ fn each_contradiction_names_its_options() {
             ),
             (&["--api-audiences=a"], "--api-audiences would restrict nobody with --access=local"),
             (&["--admin-authorization"], "--admin-authorization would restrict nobody with --access=local"),
+            (
+                &["tuning.authorizationAlwaysAllowGroups=[a]"],
+                "tuning.authorizationAlwaysAllowGroups would restrict nobody with --access=local",
+            ),
         ],
         // Tokens of kubefan's own audiences cannot be forwarded.
         &[(
@@ -236,16 +240,12 @@ fn each_contradiction_names_its_options() {
 fn an_option_that_loses_its_effect_and_restricts_nothing_is_a_warning() {
     let authorized = ["--access=authorized", "--listen=unix:/x"];
     let grpc = "--upstream=https://h:1";
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 10] = [
         (
             &["--anonymous-auth"],
             "--anonymous-auth has no effect with --access=local, which does not distinguish callers",
         ),
         (&["tuning.authenticationSkipLookup"], "tuning.authenticationSkipLookup has no effect with --access=local"),
-        (
-            &["tuning.authorizationAlwaysAllowGroups=[a]"],
-            "tuning.authorizationAlwaysAllowGroups has no effect with --access=local",
-        ),
         (&["tuning.serviceAccountJwks"], "tuning.serviceAccountJwks has no effect with --access=local"),
         (
             &[authorized[0], authorized[1], "tuning.serviceAccountJwks"],

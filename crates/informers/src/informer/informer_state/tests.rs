@@ -141,7 +141,7 @@ fn a_list_that_receives_nothing_returns_its_permit_and_waits_for_one_before_the_
 }
 
 #[test]
-fn a_planned_relist_has_its_place_already() {
+fn a_planned_relist_has_its_permit_already() {
     let of = Values::new();
     let due = Event::PermitAcquired(of.at(9));
     let begun = Event::ListBegun { begin: of.begin(SCHEMA), at: of.at(10) };
@@ -189,7 +189,7 @@ fn a_list_for_the_schema_that_ends_early_is_planned_again_unless_an_ordinary_lis
 }
 
 #[test]
-fn the_place_of_a_list_is_free_during_the_wait_after_a_failure() {
+fn the_permit_of_a_list_is_free_during_the_wait_after_a_failure() {
     let of = Values::new();
     let failed = Event::Failed { denied_at: None };
     of.check([
