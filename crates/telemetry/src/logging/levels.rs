@@ -28,6 +28,14 @@ pub(super) fn filter(level: &str) -> Result<EnvFilter, String> {
     if directives.is_empty() {
         return Err(format!("--log-level {level:?} names no level; write it like info"));
     }
+    // The library takes any other word for a module, and then logs nothing of kubefan.
+    let is_no_level = |part: &&str| !part.is_empty() && !part.contains('=') && part.parse::<LevelFilter>().is_err();
+    if let Some(part) = level.split(',').map(str::trim).find(is_no_level) {
+        return Err(format!(
+            "--log-level {level:?}: {part:?} is no level; choose off, error, warn or info, or write it like \
+             kubefan_upstream=warn,info for a module"
+        ));
+    }
     let filter = EnvFilter::try_new(directives).map_err(|error| {
         format!("--log-level {level:?}: {error}; write it like info, or kubefan_upstream=warn,info for a module")
     })?;
@@ -70,6 +78,10 @@ mod tests {
         ] {
             assert_eq!(super::directives(given), directives, "{given}");
             assert!(filter(given).is_ok());
+        }
+        for (given, part) in [("warning", "warning"), ("info,kubefan_upstream", "kubefan_upstream")] {
+            let error = filter(given).unwrap_err();
+            assert!(error.starts_with(&format!("--log-level {given:?}: {part:?} is no level; choose ")), "{error}");
         }
         let error = filter("kubefan_upstream=loud").unwrap_err();
         assert!(error.starts_with("--log-level \"kubefan_upstream=loud\": "), "{error}");
