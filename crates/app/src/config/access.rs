@@ -121,16 +121,17 @@ impl Access {
         }
     }
 
-    /// Refuses an option that does not go with this profile.
-    pub(super) fn require(self, option: &str, requirement: Requirement) -> Result<(), ConfigError> {
-        if self.has(requirement) {
+    /// Refuses an option that does not go with this profile. Names the profiles that have all of
+    /// its requirements.
+    pub(super) fn require(self, option: &str, all: &[Requirement]) -> Result<(), ConfigError> {
+        let Some(requirement) = all.iter().copied().find(|requirement| !self.has(*requirement)) else {
             return Ok(());
-        }
+        };
         let same_callers = |other: &&Self| requirement == Requirement::KnownCallers || other.mode() == self.mode();
         // A profile for this machine may be unsafe at the address, and `local-self` gives rights.
         let is_safe = |other: &&Self| (self.is_local() || !other.is_local()) && **other != Self::LocalSelf;
-        let others =
-            Self::value_variants().iter().filter(|other| other.has(requirement)).filter(same_callers).filter(is_safe);
+        let has_all = |other: &&Self| all.iter().all(|requirement| other.has(*requirement));
+        let others = Self::value_variants().iter().filter(has_all).filter(same_callers).filter(is_safe);
         let others: Vec<_> = others.map(|other| format!("--access={other}")).collect();
         ConfigError::contradiction(format!(
             "{option} {}; leave {option} out, or choose {}",

@@ -156,17 +156,16 @@ pub enum ClientCas<'a> {
 impl CallerConfig {
     /// Refuses restrictions that would restrict nobody, and tokens that could not be forwarded.
     pub(super) fn check(&self, given: &CallerOptions, access: Access) -> Result<(), ConfigError> {
+        if !self.api_audiences.is_empty() {
+            access.require("--api-audiences", &[Requirement::KnownCallers, Requirement::NoTokenForwarded])?;
+        }
         let restrictions = [
-            ("--api-audiences", !self.api_audiences.is_empty()),
             ("--client-ca-file", self.client_ca_file.is_some()),
             ("--admin-authorization", self.admin_authorization),
             ("tuning.authorizationAlwaysAllowGroups", given.authorization_always_allow_groups.is_some()),
         ];
         for (option, _) in restrictions.into_iter().filter(|(_, given)| *given) {
-            access.require(option, Requirement::KnownCallers)?;
-        }
-        if !self.api_audiences.is_empty() {
-            access.require("--api-audiences", Requirement::NoTokenForwarded)?;
+            access.require(option, &[Requirement::KnownCallers])?;
         }
         Ok(())
     }

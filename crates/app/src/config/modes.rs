@@ -69,10 +69,10 @@ impl ModeConfig {
     pub(super) fn check(&self, access: Access) -> Result<(), ConfigError> {
         let any = |is_wrong: fn(&ModeRule) -> bool| self.modes.rules().iter().any(is_wrong);
         if any(|rule| rule.mode == Mode::Passthrough) {
-            access.require("mode: Passthrough", Requirement::Forwarding)?;
+            access.require("mode: Passthrough", &[Requirement::Forwarding])?;
         }
         if any(ModeRule::names_callers) {
-            access.require("a mode with users or groups", Requirement::KnownCallers)?;
+            access.require("a mode with users or groups", &[Requirement::KnownCallers])?;
         }
         if any(|rule| rule.resources.is_empty()) {
             let problem = "a rule for no resource; name resources, like resources: [pods], or [\"*\"] for all";

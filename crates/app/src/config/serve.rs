@@ -196,7 +196,7 @@ impl ServeConfig {
             ));
         }
         if serving.consistent_reads == ConsistentReads::Upstream {
-            access.require("tuning.consistentReads: upstream", Requirement::Forwarding)?;
+            access.require("tuning.consistentReads: upstream", &[Requirement::Forwarding])?;
         }
         self.modes.check(*access)?;
         given.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;

@@ -170,7 +170,11 @@ fn each_contradiction_names_its_options() {
                 "--client-ca-file would restrict nobody with --access=local, which does not distinguish callers; leave \
                  --client-ca-file out, or choose --access=authorized or",
             ),
-            (&["--api-audiences=a"], "--api-audiences would restrict nobody with --access=local"),
+            (
+                &["--api-audiences=a"],
+                "--api-audiences would restrict nobody with --access=local, which does not distinguish callers; leave \
+                 --api-audiences out, or choose --access=authorized-impersonate or --access=authorized-cache-only",
+            ),
             (&["--admin-authorization"], "--admin-authorization would restrict nobody with --access=local"),
             (
                 &["tuning.authorizationAlwaysAllowGroups=[a]"],
