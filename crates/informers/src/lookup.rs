@@ -33,8 +33,8 @@ impl Catalog for CacheCatalog {
             return Ok(cache.read_by(tenant));
         }
         // A cache that is configured in this encoding may be about to start.
-        let is_configured = self.0.options.resources.iter().any(|resource| resource.media.contains(&media));
-        if media != Media::Json && !version.is_empty() && !is_configured {
+        let is_configured = || self.0.options.resources.iter().any(|resource| resource.media.contains(&media));
+        if media != Media::Json && !version.is_empty() && !is_configured() {
             // Checked before discovery, because clients that prefer such an encoding request it for
             // every resource.
             self.0.encoding_budget(&GroupVersionResource::new(group, version, resource), media)?;

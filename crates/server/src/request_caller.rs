@@ -20,7 +20,7 @@ pub struct RequestCaller {
 }
 
 impl RequestCaller {
-    /// Creates the caller of a request with these credentials, who is not known yet.
+    /// Creates the caller of a request with these credentials, not authenticated yet.
     pub fn new(presented: Presented, notes: Notes) -> Self {
         Self { presented, notes, verdict: OnceCell::new() }
     }

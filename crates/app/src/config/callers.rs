@@ -154,7 +154,8 @@ pub enum ClientCas<'a> {
 }
 
 impl CallerConfig {
-    /// Refuses restrictions that would restrict nobody, and tokens that could not be forwarded.
+    /// Refuses options that would restrict no caller, and audiences whose tokens the apiserver
+    /// would refuse.
     pub(super) fn check(&self, given: &CallerOptions, access: Access) -> Result<(), ConfigError> {
         if !self.api_audiences.is_empty() {
             access.require("--api-audiences", &[Requirement::KnownCallers, Requirement::NoTokenForwarded])?;

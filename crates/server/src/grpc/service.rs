@@ -335,7 +335,7 @@ impl WatchService for Service {
     }
 }
 
-/// Returns the caller of a call, who is not known yet.
+/// Returns the caller of a call, not authenticated yet.
 fn caller_of<T>(request: &Request<T>) -> RequestCaller {
     let client = request.extensions().get::<ClientInfo>().cloned().unwrap_or_default();
     let notes = request.extensions().get::<Notes>().cloned().unwrap_or_default();

@@ -80,7 +80,7 @@ pub fn notes_of(request: &Parts) -> Notes {
     request.extensions.get::<Notes>().cloned().unwrap_or_default()
 }
 
-/// Returns the caller of a request, who is not known yet.
+/// Returns the caller of a request, not authenticated yet.
 pub fn caller_of(request: &Parts) -> RequestCaller {
     let presented = client_of(request).presents(&request.headers, hop_by_hop::is_websocket(&request.headers));
     RequestCaller::new(presented, notes_of(request))

@@ -188,7 +188,7 @@ fn each_contradiction_names_its_options() {
              apiserver, which refuses them; leave --api-audiences out, or choose --access=authorized-impersonate or \
              --access=authorized-cache-only",
         )],
-        // What TLS protects needs TLS.
+        // These options need TLS.
         &[
             (&[on_socket[0], on_socket[1], "--client-ca-file=a"], "--client-ca-file needs TLS"),
             (&[on_socket[0], on_socket[1], "--admin-authorization"], "--admin-authorization needs TLS"),
@@ -212,7 +212,7 @@ fn each_contradiction_names_its_options() {
             &["--tls-managed-secret=a/b", "--tls-managed-dns-names=c", "tuning.tlsManagedCaLifetime=1h"],
             "tuning.tlsManagedCaLifetime \"1h\": too short",
         )],
-        // What protects the way to another kubefan needs TLS there.
+        // These options need TLS to another kubefan.
         &[
             (&["--upstream-ca-file=a"], "--upstream-ca-file needs a gRPC address with TLS as --upstream"),
             (&["--upstream=file", "--upstream-server-name=a"], "--upstream-server-name needs a gRPC address with TLS"),
