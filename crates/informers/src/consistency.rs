@@ -45,7 +45,7 @@ use kubefan_common::{
 use kubefan_fanout::{CachePosition, Hub, OWN_WATCH_WAIT, Patience, ReadSource, Served};
 use kubefan_model::{ResourceVersion, selection::Selection};
 use kubefan_telemetry::metrics::{Proof, WatchPurpose};
-use kubefan_upstream::{UpstreamError, reflector::ReflectorEvent};
+use kubefan_upstream::{UpstreamError, identity::IdentityError, reflector::ReflectorEvent};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
@@ -306,6 +306,8 @@ impl Prover {
     /// cache has received every event of that watch.
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
         let source = &self.context.source;
+        let unconfirmed = |error: IdentityError| ProofFailure::Failed(error.to_string());
+        source.confirm_if_doubted().await.map_err(unconfirmed)?;
         let position = self.served.hub.position().filter(|position| position.epoch == epoch);
         let CachePosition { version, store, .. } = position.ok_or_else(listed_again)?;
         let start = version.read_from();
@@ -340,7 +342,7 @@ impl Prover {
                 }
             }
         };
-        source.confirm().await.map_err(|error| ProofFailure::Failed(error.to_string()))?;
+        source.confirm().await.map_err(unconfirmed)?;
         let _ = self.served.hub.reached(from, PROOF_TIMEOUT).await;
         Ok(EmptyRange { epoch, from, to, received })
     }

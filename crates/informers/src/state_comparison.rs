@@ -201,6 +201,7 @@ impl StateComparison {
     /// `None` if there are too many.
     async fn list(&self, selection: &Selection) -> Result<Option<Listed>, String> {
         let upstream = &self.context.upstream;
+        upstream.confirm_if_doubted().await.map_err(|error| error.to_string())?;
         let target = self.context.metadata_target(&self.served).narrowed_to(selection, &self.served.fields);
         let mut pages = MetadataPages::consistent(upstream.clone(), target).with_page_objects(OBJECTS_MAX);
         let page = pages.next_objects().await.map_err(|error| error.to_string())?;

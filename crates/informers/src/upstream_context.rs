@@ -95,6 +95,7 @@ impl CacheContext {
 
     /// Returns the resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
+        self.source.confirm_if_doubted().await?;
         let version = self.source.cluster_version(target).await?;
         self.source.confirm().await?;
         Ok(version)

@@ -215,14 +215,24 @@ impl Source {
             Server::Grpc(_) => false,
         }
     }
+
+    /// Like [`Upstream::confirm_if_doubted`].
+    ///
+    /// # Errors
+    /// As [`Self::confirm`].
+    pub async fn confirm_if_doubted(&self) -> Result<(), IdentityError> {
+        if self.is_doubted() { self.confirm().await } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use bytes::Bytes;
     use http::{Request, Response, StatusCode, Uri};
     use http_body_util::{BodyExt, Full};
-    use tower::util::BoxCloneSyncService;
+    use tower::{BoxError, util::BoxCloneSyncService};
 
     use super::*;
     use crate::client::UpstreamOptions;
@@ -240,6 +250,32 @@ mod tests {
         });
         let base: Uri = format!("https://{name}").parse().expect("an address");
         Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
+    }
+
+    /// Servers behind one address: each answer is of the cluster with the next uid.
+    fn servers(uids: &[&'static str]) -> Upstream {
+        let uids = Arc::new(Mutex::new(uids.to_owned().into_iter()));
+        let service = tower::service_fn(move |_: Request<Bytes>| {
+            let uid = uids.lock().expect("a lock").next();
+            async move {
+                let uid = uid.ok_or_else(|| BoxError::from("a request too many"))?;
+                let body = Full::new(Bytes::from(format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#)));
+                Ok(Response::new(body.map_err(|never| match never {}).boxed_unsync()))
+            }
+        });
+        let base = Uri::from_static("https://apiserver");
+        Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
+    }
+
+    #[tokio::test]
+    async fn after_another_cluster_has_answered_the_next_request_is_confirmed_first() {
+        let source = Source::apiserver(servers(&["a", "b", "b", "a"]));
+        assert_eq!(source.confirm().await, Ok(()));
+        assert_eq!(source.confirm_if_doubted().await, Ok(()), "asks nothing");
+        source.confirm().await.expect_err("another cluster");
+        source.confirm_if_doubted().await.expect_err("still another cluster");
+        assert_eq!(source.confirm_if_doubted().await, Ok(()));
+        assert_eq!(source.confirm_if_doubted().await, Ok(()), "asks nothing");
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use kubefan_model::{
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
     UpstreamError,
+    identity::IdentityError,
     reflector::{ReflectorError, ReflectorEvent},
 };
 use tokio::time::{sleep, timeout};
@@ -65,8 +66,10 @@ impl UpstreamRead<'_> {
     /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
     pub(super) async fn confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
         let source = &self.context.source;
+        let unconfirmed = |error: IdentityError| Refusal::Unavailable(error.to_string());
+        source.confirm_if_doubted().await.map_err(unconfirmed)?;
         let backfill = self.read(range).await?;
-        source.confirm().await.map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        source.confirm().await.map_err(unconfirmed)?;
         Ok(backfill)
     }
 

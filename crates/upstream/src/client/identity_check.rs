@@ -68,6 +68,15 @@ impl Upstream {
         self.identity_state().is_doubted.load(Ordering::SeqCst)
     }
 
+    /// Confirms the cluster before a request, if another cluster answered the last check: else that
+    /// one may answer the request, and the right one the check after it.
+    ///
+    /// # Errors
+    /// As [`Self::confirm`].
+    pub async fn confirm_if_doubted(&self) -> Result<(), IdentityError> {
+        if self.is_doubted() { self.confirm().await } else { Ok(()) }
+    }
+
     /// The known identity as text; `None` before the first successful check.
     pub fn identity(&self) -> Option<String> {
         self.known().as_ref().map(ToString::to_string)
