@@ -31,6 +31,7 @@ mod budgets;
 mod catch_ups;
 mod formats;
 mod gaps;
+mod gzip_bodies;
 #[cfg(feature = "interleavings")]
 mod interleavings;
 mod one_version;

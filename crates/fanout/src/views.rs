@@ -4,6 +4,7 @@ pub mod index;
 pub mod log;
 pub mod log_bytes;
 pub mod log_run;
+pub mod plain_position;
 pub mod segment;
 pub mod selected_objects;
 pub mod selections;

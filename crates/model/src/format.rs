@@ -21,6 +21,16 @@ pub enum Wire {
     Http(Media),
 }
 
+/// The content coding of a response over HTTP (RFC 9110, section 8.4.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ContentCoding {
+    /// None.
+    #[default]
+    Identity,
+    /// One gzip member, made of pieces that responses share.
+    Gzip,
+}
+
 /// The form in which a subscriber receives objects. The default is the whole object as JSON, over
 /// gRPC.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -29,6 +39,8 @@ pub struct Format {
     only_changes: bool,
     encoding: Encoding,
     wire: Wire,
+    /// Used over HTTP only.
+    coding: ContentCoding,
     /// Used for Tables only.
     include: IncludeObject,
 }
@@ -76,6 +88,22 @@ impl Format {
     /// The format of Tables over HTTP, for a cache of rows.
     pub fn table(include: IncludeObject) -> Self {
         Self { include, ..Self::http(Media::Table, Projection::default()) }
+    }
+
+    /// Returns this format over HTTP in a content coding. Tables stay as they are: their ages change
+    /// with the time, so responses share none of their bytes.
+    pub fn coded(self, coding: ContentCoding) -> Self {
+        if self.is_time_independent() { Self { coding, ..self } } else { self }
+    }
+
+    /// The content coding of the response.
+    pub fn coding(&self) -> ContentCoding {
+        self.coding
+    }
+
+    /// Whether the state at the start of a stream is sent in chunks that subscribers share.
+    pub fn compresses_snapshots(&self) -> bool {
+        self.encoding.compresses_snapshots() || self.coding == ContentCoding::Gzip
     }
 
     /// The part of its object that a row contains.

@@ -41,6 +41,7 @@ pub mod api;
 pub mod audited;
 pub mod cache_facts;
 pub mod cache_reads;
+pub mod content_coding;
 pub mod cross_origin;
 mod end_on_mode_change;
 pub mod fallback;

@@ -25,6 +25,7 @@ use kubefan_common::{
     proto::v1alpha1::{DeleteReason, ResolvedResource},
     when_planted,
 };
+use kubefan_gzip::{Compressor, Level, Piece};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::{EventType, Transition, WatchEvent},
@@ -76,6 +77,9 @@ pub struct Encoder {
     differences: Arc<Differences>,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
+    /// Kept between pieces, because it takes 380 KB. `None` before the first, and while a task uses
+    /// it; another task then has one of its own.
+    compressor: Mutex<Option<Compressor>>,
 }
 
 /// A delta and its base; `None` if it would not be shorter than the object.
@@ -159,6 +163,20 @@ impl Encoder {
         FrameBuffer::new(&self.layout, capacity)
     }
 
+    /// Whether its frames are parts of gzip bodies.
+    pub fn is_gzip(&self) -> bool {
+        self.layout.is_gzip()
+    }
+
+    /// Compresses bytes that several subscribers are sent.
+    pub fn compressed(&self, plain: Bytes) -> Piece {
+        let kept = lock(&self.compressor).take();
+        let mut compressor = kept.unwrap_or_else(|| Compressor::new(Level::DEFAULT));
+        let piece = compressor.compress(plain);
+        *lock(&self.compressor) = Some(compressor);
+        piece
+    }
+
     /// The budgets of the bytes that it retains.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
@@ -168,6 +186,7 @@ impl Encoder {
     pub fn forget(&self) {
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
+        *lock(&self.compressor) = None;
     }
 
     /// Drops the bytes that it retains of an object that no longer exists.
@@ -263,8 +282,11 @@ impl Encoder {
     }
 
     /// Adds the parts that shared messages leave out to the first message of a stream: see
-    /// [`Layout::columns`].
+    /// [`Layout::columns`], and the header of a gzip body.
     pub fn begin(&self, frames: &mut FrameBuf) {
+        if self.is_gzip() {
+            frames.push_front(Bytes::from_static(&kubefan_gzip::HEADER));
+        }
         if let Some(columns) = self.layout.columns()
             && let Some(place) = columns_range(frames.chunk())
         {

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use kubefan_cache::kube_encoding::watch as kube_watch;
 use kubefan_common::proto::v1alpha1::{DeleteReason, EventType, ResolvedResource, WatchResponse, watch_response};
+use kubefan_gzip::Piece;
 use kubefan_model::{
     Media, ObjectKey, ResourceVersion,
     event::EventType as Kind,
-    format::{Format, Wire},
+    format::{ContentCoding, Format, Wire},
     object::Object,
     table::Tables,
 };
@@ -193,7 +194,14 @@ pub enum Layout {
     #[default]
     Grpc,
     /// An event in this encoding.
-    Http(Media, kube_watch::TypeMeta),
+    Http {
+        /// The encoding.
+        media: Media,
+        /// The type that bookmarks name.
+        type_meta: kube_watch::TypeMeta,
+        /// The content coding of the response.
+        coding: ContentCoding,
+    },
 }
 
 impl Layout {
@@ -201,15 +209,24 @@ impl Layout {
     pub fn of(format: &Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>) -> Self {
         match format.wire() {
             Wire::Grpc => Self::Grpc,
-            Wire::Http(media) => Self::Http(media, kube_watch::TypeMeta::of(format, resource, tables)),
+            Wire::Http(media) => Self::Http {
+                media,
+                type_meta: kube_watch::TypeMeta::of(format, resource, tables),
+                coding: format.coding(),
+            },
         }
+    }
+
+    /// Whether the response is a gzip body.
+    pub fn is_gzip(&self) -> bool {
+        matches!(self, Self::Http { coding: ContentCoding::Gzip, .. })
     }
 
     /// Returns the part that only the first event of a stream has: the column definitions of
     /// tables.
     pub fn columns(&self) -> Option<Bytes> {
         match self {
-            Self::Http(_, type_meta) => type_meta.column_definitions(),
+            Self::Http { type_meta, .. } => type_meta.column_definitions(),
             Self::Grpc => None,
         }
     }
@@ -217,7 +234,7 @@ impl Layout {
     fn put_head(&self, head: &EventHead<'_>, body: &Body, out: &mut BytesMut) {
         match self {
             Self::Grpc => put_head(head, body, out),
-            Self::Http(media, _) => {
+            Self::Http { media, .. } => {
                 kube_watch::put_head(*media, head.kind, Digits::of(head.version).as_str(), body.bytes.len(), out);
             }
         }
@@ -226,7 +243,7 @@ impl Layout {
     fn put_tail(&self, out: &mut BytesMut) {
         match self {
             Self::Grpc => {}
-            Self::Http(media, _) => kube_watch::put_tail(*media, out),
+            Self::Http { media, .. } => kube_watch::put_tail(*media, out),
         }
     }
 
@@ -240,7 +257,7 @@ impl Layout {
                 message.encode_raw(out);
                 1
             }
-            Self::Http(media, type_meta) => match &message.message {
+            Self::Http { media, type_meta, .. } => match &message.message {
                 Some(watch_response::Message::Bookmark(_)) => {
                     kube_watch::put_bookmark(*media, type_meta, whole(&message.resume_version), false, out);
                     1
@@ -336,7 +353,7 @@ impl<'a> FrameWriter<'a> {
 
     /// Ends the initial state of a watch over HTTP that asked for a bookmark there.
     pub fn initial_events_end(&mut self, version: ResourceVersion) {
-        if let Layout::Http(media, type_meta) = self.layout {
+        if let Layout::Http { media, type_meta, .. } = self.layout {
             kube_watch::put_bookmark(*media, type_meta, &version.whole().to_string(), true, &mut self.heads);
             self.messages += 1;
         }
@@ -352,17 +369,22 @@ impl<'a> FrameWriter<'a> {
         self.messages == 0
     }
 
-    /// Ready to send.
+    /// Ready to send. In a gzip body the bytes are stored: they are for one subscriber, so to
+    /// compress them would cost as much as for all.
     pub fn finish(self) -> FrameBuf {
         let mut frames = FrameBuf::default();
+        let is_gzip = self.layout.is_gzip();
+        let mut add = |bytes: Bytes| {
+            if is_gzip { frames.push_piece(&Piece::stored(bytes)) } else { frames.push(bytes) }
+        };
         let heads = self.heads.freeze();
         let mut start = 0;
         for (end, body) in self.bodies {
-            frames.push(heads.slice(start..end));
-            frames.push(body);
+            add(heads.slice(start..end));
+            add(body);
             start = end;
         }
-        frames.push(heads.slice(start..));
+        add(heads.slice(start..));
         frames.count(self.messages);
         frames
     }

@@ -7,6 +7,7 @@
 use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use kubefan_gzip::{Checksum, Piece};
 
 /// Some messages, as a buffer to write from.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +17,8 @@ pub struct FrameBuf {
     rest: VecDeque<Bytes>,
     remaining: usize,
     messages: usize,
+    /// The checksum of the plain bytes of the pieces that were added.
+    plain: Checksum,
 }
 
 impl FrameBuf {
@@ -32,8 +35,33 @@ impl FrameBuf {
         }
     }
 
+    /// Adds a piece of a gzip body.
+    pub fn push_piece(&mut self, piece: &Piece) {
+        for slice in piece.wire() {
+            self.push(slice);
+        }
+        self.plain = self.plain.then(piece.checksum());
+    }
+
+    /// The checksum of the plain bytes of its pieces. Slices of shared segments do not count: their
+    /// checksums are combined once, at the end of a response.
+    pub fn plain(&self) -> Checksum {
+        self.plain
+    }
+
+    /// Adds bytes in front of all others.
+    pub fn push_front(&mut self, chunk: Bytes) {
+        self.remaining += chunk.len();
+        let second = std::mem::replace(&mut self.first, chunk);
+        // An empty chunk would hide those behind it.
+        if !second.is_empty() {
+            self.rest.push_front(second);
+        }
+    }
+
     /// Adds another batch.
     pub fn append(&mut self, other: Self) {
+        self.plain = self.plain.then(other.plain);
         self.push(other.first);
         for chunk in other.rest {
             self.push(chunk);

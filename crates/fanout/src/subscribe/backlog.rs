@@ -175,9 +175,8 @@ fn take_chunks(
             break (false, false);
         }
         match chunks.frame(*next, view.selection(), encoder) {
-            ChunkFrame::Message(frame, objects) => {
-                frames.push(frame);
-                frames.count(1);
+            ChunkFrame::Chunk(chunk, objects) => {
+                chunk.append_to(objects, &mut frames);
                 *sent += objects;
                 *next += 1;
             }

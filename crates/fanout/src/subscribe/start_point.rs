@@ -136,7 +136,7 @@ impl Hub {
         marks_end: bool,
     ) -> StartPoint {
         let header = |version| SnapshotHeader { version, begin: self.begin(), restarted_from, marks_end };
-        let (cursor, part) = if view.key().format.encoding().compresses_snapshots() {
+        let (cursor, part) = if view.encoder().format().compresses_snapshots() {
             let CachedState { store, history, version, .. } = cached;
             let (chunks, version, cursor) =
                 view.shared_snapshot(store, *version, history, restarted_from, Instant::now());

@@ -3,10 +3,12 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
+use bytes::Bytes;
 use kubefan_admission::{fair_share::Holder, gate::GatePermit};
 use kubefan_cache::{Expired, OnExpired, OnLag, sliced_scan::SLICE_TESTS, stream_end::StreamEnd, warnings::Warnings};
 use kubefan_common::planted::{self, Bug};
-use kubefan_model::ResourceVersion;
+use kubefan_gzip::Piece;
+use kubefan_model::{ResourceVersion, format::ContentCoding};
 use kubefan_telemetry::metrics::Resume;
 use tokio::time::Instant;
 
@@ -28,6 +30,7 @@ use crate::{
     views::{
         log::Cursor,
         log_run::{LogReadError, LogRun},
+        plain_position::BodyChecksum,
         view::{View, comparison_cost},
     },
     wake::{ReadyStreams, StreamWaker},
@@ -65,6 +68,8 @@ pub struct Subscription {
     way: Option<Resume>,
     /// Something was sent.
     is_started: bool,
+    /// The checksum of what was sent, in a gzip body.
+    checksum: BodyChecksum,
     /// Other tasks should run before more frames are made.
     must_yield: bool,
     /// There was nothing to send because other tasks should run.
@@ -127,6 +132,7 @@ impl Subscription {
             progress,
             way,
             is_started,
+            checksum: BodyChecksum::default(),
             must_yield: false,
             has_yielded: false,
             inside_gap,
@@ -139,6 +145,11 @@ impl Subscription {
     /// Returns the warnings to readers of its cache, over HTTP.
     pub fn warnings(&self) -> Warnings {
         self.hub.warnings()
+    }
+
+    /// Returns the content coding of its bytes, over HTTP.
+    pub fn coding(&self) -> ContentCoding {
+        self.view.encoder().format().coding()
     }
 
     /// The messages that are ready, at most about `bytes_max` bytes (one message may be larger).
@@ -179,6 +190,21 @@ impl Subscription {
         }
     }
 
+    /// Ends a body over HTTP, after an event that says why, if it is not empty. Nothing may be taken
+    /// after it.
+    pub fn end_body(&mut self, error_event: Bytes) -> FrameBuf {
+        let mut frames = FrameBuf::default();
+        if !self.view.encoder().is_gzip() {
+            frames.push(error_event);
+            return frames;
+        }
+        frames.push_piece(&Piece::stored(error_event));
+        self.checksum.add(frames.plain());
+        frames.push(Bytes::copy_from_slice(&kubefan_gzip::end(self.checksum.sum())));
+        self.begin(&mut frames);
+        frames
+    }
+
     fn take_shared(&mut self, bytes_max: usize) -> Result<Option<FrameBuf>, StreamEnd> {
         loop {
             if std::mem::take(&mut self.must_yield) {
@@ -203,6 +229,7 @@ impl Subscription {
                             self.permit = self.permit.take().filter(|_| self.backlog.is_some());
                         }
                         if !batch.frames.is_empty() {
+                            self.checksum.add(batch.frames.plain());
                             return Ok(Some(batch.frames));
                         }
                     }
@@ -312,6 +339,7 @@ impl Subscription {
             let mut frames = self.view.encoder().writer(0);
             frames.message(&control::bookmark(head));
             let mut frames = frames.finish();
+            self.checksum.add(frames.plain());
             self.begin(&mut frames);
             self.show(Some(&frames));
             frames
@@ -338,12 +366,15 @@ impl Subscription {
                 Ok(LogRun::Shared(segment)) => {
                     let had = frames.messages();
                     let is_new = !segment.is_encoded();
-                    let (taken, end) = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
+                    let taken = segment.take(self.cursor, room, view.encoder(), self.bases, &mut frames);
                     if is_new {
-                        let cost = comparison_cost(taken.len(), frames.messages() - had);
+                        let cost = comparison_cost(taken.entries.len(), frames.messages() - had);
                         tests_left = tests_left.saturating_sub(cost);
                     }
-                    received = received.or(self.advance(taken, end));
+                    if let Some(plain) = taken.plain {
+                        self.checksum.add_shared(plain);
+                    }
+                    received = received.or(self.advance(taken.entries, taken.end));
                 }
                 Ok(LogRun::Unshared(entries, end)) => {
                     let mut writer = view.encoder().writer(0);
@@ -352,6 +383,7 @@ impl Subscription {
                     }
                     let written = writer.finish();
                     tests_left = tests_left.saturating_sub(comparison_cost(entries.len(), written.messages()));
+                    self.checksum.add(written.plain());
                     frames.append(written);
                     received = received.or(self.advance(&entries, end));
                 }

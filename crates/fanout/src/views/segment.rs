@@ -16,11 +16,15 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use kubefan_cache::budget::Share;
+use kubefan_gzip::Piece;
 use kubefan_model::{ResourceVersion, format::Encoding};
 
-use super::log::{Cursor, LogItem, ViewLog};
+use super::{
+    log::{Cursor, LogItem, ViewLog},
+    plain_position::{PlainPosition, PlainRange, SegmentEnd},
+};
 use crate::send::{
     encoder::{DeltaBases, Encoder},
     frame_buf::FrameBuf,
@@ -29,6 +33,9 @@ use crate::send::{
 
 /// The approximate size of one segment, in bytes; a larger message is a segment of its own.
 pub const SEGMENT_BYTES: usize = 64 << 10;
+/// The number of subscribers from which on an event is compressed. With fewer, compressing it takes
+/// more time than sending the plain bytes.
+const COMPRESSED_FROM: usize = 8;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 
@@ -43,6 +50,29 @@ pub struct Segment {
     /// The content without deltas, for streams that cannot read all of them; made when one takes
     /// it.
     without_deltas: OnceLock<Content>,
+    /// For gzip bodies.
+    gzip: Option<GzipSegment>,
+}
+
+/// The part of a segment that only gzip bodies need.
+struct GzipSegment {
+    /// Whether enough subscribers take it that compression costs less than it saves.
+    compresses: bool,
+    /// The end of the segment before, if this one follows it.
+    after: Option<SegmentEnd>,
+    /// The run that begins with this segment if the end of the one before is not known.
+    run: u64,
+    end: SegmentEnd,
+}
+
+/// The entries that a subscriber took of a segment.
+pub struct Taken<'a> {
+    /// The entries.
+    pub entries: &'a [LogEntry],
+    /// The place after them.
+    pub end: Cursor,
+    /// Their plain bytes, in a gzip body.
+    pub plain: Option<PlainRange>,
 }
 
 struct Content {
@@ -52,6 +82,8 @@ struct Content {
     /// The versions of the bases of deltas, by entry; shorter than `ends` if the last entries have
     /// none.
     delta_bases: Vec<Option<ResourceVersion>>,
+    /// In a gzip body, the positions before each entry and after the last.
+    positions: Vec<PlainPosition>,
 }
 
 impl Content {
@@ -69,7 +101,37 @@ impl Content {
                 delta_bases.push(written.base);
             }
         }
-        Self { bytes: bytes.freeze(), ends, delta_bases }
+        Self { bytes: bytes.freeze(), ends, delta_bases, positions: Vec::new() }
+    }
+
+    /// Each entry is a piece of its own, because a subscriber may start or stop at any of them.
+    fn encode_pieces(entries: &[LogEntry], encoder: &Encoder, gzip: &GzipSegment) -> Self {
+        let known = gzip.after.as_ref().and_then(|after| after.get().copied());
+        let mut position = known.unwrap_or_else(|| PlainPosition::start_of(gzip.run));
+        let mut bytes = BytesMut::new();
+        let mut ends = Vec::with_capacity(entries.len());
+        let mut positions = Vec::with_capacity(entries.len() + 1);
+        positions.push(position);
+        let mut messages = 0;
+        for entry in entries {
+            let mut plain = encoder.buffer(entry.estimate_bytes());
+            messages += encoder.entry(entry, DeltaBases::All, &mut plain).messages;
+            let plain = plain.freeze();
+            let piece = if gzip.compresses { encoder.compressed(plain) } else { Piece::stored(plain) };
+            for slice in piece.wire() {
+                bytes.put(slice);
+            }
+            position = position.then(piece.checksum());
+            ends.push((bytes.len(), messages));
+            positions.push(position);
+        }
+        let _ = gzip.end.set(position);
+        Self { bytes: bytes.freeze(), ends, delta_bases: Vec::new(), positions }
+    }
+
+    /// The plain bytes of some entries; `None` except in a gzip body.
+    fn plain(&self, run: &Range<usize>) -> Option<PlainRange> {
+        Some(PlainRange { from: *self.positions.get(run.start)?, to: *self.positions.get(run.end)? })
     }
 
     /// Returns the start of an entry's bytes, and the number of messages before it.
@@ -100,7 +162,7 @@ impl Segment {
     fn new(first: Cursor, end: Cursor, entries: Vec<LogEntry>, estimate_bytes: usize) -> Self {
         let content = OnceLock::new();
         let without_deltas = OnceLock::new();
-        Self { first, end, entries, estimate_bytes, content, without_deltas }
+        Self { first, end, entries, estimate_bytes, content, without_deltas, gzip: None }
     }
 
     /// Memory of the segment, in bytes. Segments without entries count too: there are thousands of
@@ -115,8 +177,7 @@ impl Segment {
     }
 
     /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
-    /// one entry, for a client that has these bases of deltas. Returns the entries that were taken,
-    /// and the place after them. Encodes the segment if that was not done yet. Never called under a
+    /// one entry, for a client that has these bases of deltas. Encodes the segment if that was not done yet. Never called under a
     /// view's lock.
     pub fn take(
         &self,
@@ -125,8 +186,11 @@ impl Segment {
         encoder: &Encoder,
         client: DeltaBases,
         frames: &mut FrameBuf,
-    ) -> (&[LogEntry], Cursor) {
+    ) -> Taken<'_> {
         let content = self.content.get_or_init(|| {
+            if let Some(gzip) = &self.gzip {
+                return Content::encode_pieces(&self.entries, encoder, gzip);
+            }
             // Deltas are much shorter than the estimate.
             let is_delta = encoder.format().encoding() == Encoding::ZstdDelta;
             Content::encode(&self.entries, if is_delta { 0 } else { self.estimate_bytes }, encoder, DeltaBases::All)
@@ -155,9 +219,9 @@ impl Segment {
             content.append_to(&run, frames);
             index = run.end;
         }
-        let taken = &self.entries[skip..index];
-        let end = if index == self.entries.len() { self.end } else { cursor.past(taken) };
-        (taken, end)
+        let entries = &self.entries[skip..index];
+        let end = if index == self.entries.len() { self.end } else { cursor.past(entries) };
+        Taken { entries, end, plain: content.plain(&(skip..index)) }
     }
 }
 
@@ -165,25 +229,51 @@ impl Segment {
 pub struct Segments {
     segments: BTreeMap<Cursor, Arc<Segment>>,
     share: Share,
+    /// For gzip bodies.
+    gzip: Option<GzipSegments>,
+}
+
+/// The part that only gzip bodies need.
+#[derive(Default)]
+struct GzipSegments {
+    /// The end of the newest segment, where the next one continues. It stays when all segments are
+    /// dropped because every subscriber has taken them.
+    newest: Option<(Cursor, SegmentEnd)>,
+    /// Number of segments so far, each of which may begin a run.
+    runs: u64,
+}
+
+impl GzipSegments {
+    fn next(&mut self, first: Cursor, end: Cursor, subscribers: usize) -> GzipSegment {
+        self.runs += 1;
+        let after = self.newest.take().filter(|(newest, _)| *newest == first).map(|(_, after)| after);
+        let segment_end = SegmentEnd::default();
+        self.newest = Some((end, segment_end.clone()));
+        GzipSegment { compresses: subscribers >= COMPRESSED_FROM, after, run: self.runs, end: segment_end }
+    }
 }
 
 impl Segments {
-    /// None yet; `share` counts their size.
-    pub fn new(share: Share) -> Self {
-        Self { segments: BTreeMap::new(), share }
+    /// None yet; `share` counts their size. `is_gzip`: they are parts of gzip bodies.
+    pub fn new(share: Share, is_gzip: bool) -> Self {
+        Self { segments: BTreeMap::new(), share, gzip: is_gzip.then(GzipSegments::default) }
     }
 
     /// Returns the segment that contains `cursor`, which points at an item of the log. It is cut
     /// from the log if there is none. `None` if the item is a gap and no part from there on is
     /// known: see [`Self::share_part`].
-    pub fn at(&mut self, cursor: Cursor, log: &ViewLog) -> Option<Arc<Segment>> {
+    ///
+    /// As many subscribers will take it.
+    pub fn at(&mut self, cursor: Cursor, log: &ViewLog, subscribers: usize) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
             return Some(segment.clone());
         }
         let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
-        Some(self.retain(Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes)))
+        let mut segment = Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes);
+        segment.gzip = self.gzip.as_mut().map(|gzip| gzip.next(segment.first, segment.end, subscribers));
+        Some(self.retain(segment))
     }
 
     /// Returns the segment of a part of a gap, which was read at `cursor` and up to `end`. If
@@ -286,18 +376,18 @@ mod tests {
     fn a_view_retains_its_newest_segment_while_others_use_up_the_budget() {
         let log = log(2);
         let budget = Budget::alone(BUDGET_BYTES);
-        let mut segments = Segments::new(budget.share());
+        let mut segments = Segments::new(budget.share(), false);
         let mut others = budget.share();
         others.set(BUDGET_BYTES / 2);
-        let first = segments.at(log.first(), &log).unwrap();
-        let again = segments.at(log.first(), &log).unwrap();
+        let first = segments.at(log.first(), &log, 2).unwrap();
+        let again = segments.at(log.first(), &log, 2).unwrap();
         assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
-        let second = segments.at(first.end, &log).unwrap();
-        assert!(Arc::ptr_eq(&segments.at(first.end, &log).unwrap(), &second));
+        let second = segments.at(first.end, &log, 2).unwrap();
+        assert!(Arc::ptr_eq(&segments.at(first.end, &log, 2).unwrap(), &second));
         assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.cost_bytes(), "older ones make room");
         segments.clear();
         others.set(BUDGET_BYTES);
-        segments.at(log.first(), &log);
+        segments.at(log.first(), &log, 2);
         assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
     }
 
@@ -306,7 +396,7 @@ mod tests {
     fn segments_without_entries_are_bounded_too() {
         let log = log(1);
         let budget = Budget::alone(BUDGET_BYTES);
-        let mut segments = Segments::new(budget.share());
+        let mut segments = Segments::new(budget.share(), false);
         let at = |place: usize| log.first().inside_at(place);
         for place in 1..=100_000 {
             segments.share_part(at(place), at(place + 1), Vec::new());
@@ -322,11 +412,11 @@ mod tests {
         let log = log(2);
         let whole = ProcessBudget::new(BUDGET_BYTES);
         let budgets: Vec<_> = (0..8).map(|_| whole.part()).collect();
-        let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share())).collect::<Vec<_>>();
+        let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share(), false)).collect::<Vec<_>>();
         let mut all: Vec<_> = budgets.iter().map(views).collect();
         for view in all.iter_mut().flatten() {
-            let first = view.at(log.first(), &log).unwrap();
-            view.at(first.end, &log);
+            let first = view.at(log.first(), &log, 2).unwrap();
+            view.at(first.end, &log, 2);
         }
         assert!(whole.used() <= BUDGET_BYTES, "{}", whole.used());
         for budget in &budgets {

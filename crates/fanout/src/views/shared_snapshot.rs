@@ -20,6 +20,7 @@ use kubefan_common::{
     encoding::chunk,
     planted::{self, Bug},
 };
+use kubefan_gzip::Piece;
 use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
 use tokio::time::Instant;
 
@@ -28,6 +29,7 @@ use crate::send::{
     control,
     encoder::Encoder,
     frame::{Body, EventHead, Sink, put_delimited},
+    frame_buf::FrameBuf,
 };
 
 /// The greatest age of a state that a new subscriber is sent; the events since follow it.
@@ -60,9 +62,9 @@ pub enum SharedSnapshotReader {
 
 /// The chunk at a reader's index.
 pub enum ChunkFrame {
-    /// The message, and how many objects it has.
-    Message(Bytes, usize),
-    /// No message yet: another slice of the state must be scanned.
+    /// The chunk, and how many objects it has.
+    Chunk(EncodedChunk, usize),
+    /// Nothing yet: another slice of the state must be scanned.
     Later,
     /// The index is after the last chunk.
     End,
@@ -79,8 +81,40 @@ pub struct Chunk {
     fingerprint: u64,
     objects: usize,
     json_bytes: usize,
-    /// The whole gRPC message; `None` if the budget had no room for it.
-    frame: Arc<OnceLock<Option<(Bytes, Share)>>>,
+    /// Its bytes; `None` if the budget had no room for them.
+    encoded: Arc<OnceLock<Option<(EncodedChunk, Share)>>>,
+}
+
+/// The bytes of a chunk.
+#[derive(Clone)]
+pub enum EncodedChunk {
+    /// A whole gRPC message.
+    Message(Bytes),
+    /// Events of a watch over HTTP, as a piece of a gzip body.
+    Events(Piece),
+}
+
+impl EncodedChunk {
+    fn len(&self) -> usize {
+        match self {
+            Self::Message(bytes) => bytes.len(),
+            Self::Events(piece) => piece.wire_len(),
+        }
+    }
+
+    /// Adds the chunk, which has this many objects, to frames.
+    pub fn append_to(&self, objects: usize, frames: &mut FrameBuf) {
+        match self {
+            Self::Message(bytes) => {
+                frames.push(bytes.clone());
+                frames.count(1);
+            }
+            Self::Events(piece) => {
+                frames.push_piece(piece);
+                frames.count(objects);
+            }
+        }
+    }
 }
 
 impl SharedSnapshot {
@@ -139,10 +173,10 @@ impl SharedSnapshotReader {
             }
             Self::Encoding(snapshot, objects) => {
                 let Some(chunks) = snapshot.chunks(objects, selection) else { return ChunkFrame::Later };
-                chunks.get(index).map(|chunk| (chunk.frame(objects, encoder), chunk.objects))
+                chunks.get(index).map(|chunk| (chunk.encoded(objects, encoder), chunk.objects))
             }
         };
-        frame.map_or(ChunkFrame::End, |(frame, objects)| ChunkFrame::Message(frame, objects))
+        frame.map_or(ChunkFrame::End, |(chunk, objects)| ChunkFrame::Chunk(chunk, objects))
     }
 }
 
@@ -156,47 +190,54 @@ impl Chunk {
             fingerprint: fingerprint(objects),
             objects: objects.len(),
             json_bytes: objects.iter().map(|object| object.json_len()).sum(),
-            frame: Arc::default(),
+            encoded: Arc::default(),
         })
     }
 
-    fn retained(&self) -> Option<&Bytes> {
-        self.frame.get()?.as_ref().map(|(frame, _)| frame)
+    fn retained(&self) -> Option<&EncodedChunk> {
+        self.encoded.get()?.as_ref().map(|(chunk, _)| chunk)
     }
 
-    /// Message of the chunk, compressed by the first subscriber that needs it; by each if it cannot
-    /// be retained.
-    fn frame(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
+    /// Its bytes, compressed by the first subscriber that needs them; by each if they cannot be
+    /// retained.
+    fn encoded(&self, objects: &SelectedObjects, encoder: &Encoder) -> EncodedChunk {
         let mut made = None;
-        let retained = self.frame.get_or_init(|| {
-            let frame = made.insert(self.make(objects, encoder)).clone();
-            let share = encoder.budgets().chunks.take(frame.len())?;
-            Some((frame, share))
+        let retained = self.encoded.get_or_init(|| {
+            let chunk = made.insert(self.encode(objects, encoder)).clone();
+            let share = encoder.budgets().chunks.take(chunk.len())?;
+            Some((chunk, share))
         });
         match retained {
-            Some((frame, _)) => frame.clone(),
-            None => made.unwrap_or_else(|| self.make(objects, encoder)),
+            Some((chunk, _)) => chunk.clone(),
+            None => made.unwrap_or_else(|| self.encode(objects, encoder)),
         }
     }
 
-    fn make(&self, objects: &SelectedObjects, encoder: &Encoder) -> Bytes {
+    fn encode(&self, objects: &SelectedObjects, encoder: &Encoder) -> EncodedChunk {
         let objects = objects.range(&self.first, &self.last);
+        if encoder.is_gzip() {
+            let mut events = encoder.buffer(self.json_bytes + 64 * self.objects);
+            for object in objects {
+                encoder.object(object, &mut events);
+            }
+            return EncodedChunk::Events(encoder.compressed(events.freeze()));
+        }
         let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
         for object in objects {
             let body = Body::object(encoder.snapshot_bytes(object));
             put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
         }
-        let mut frame = encoder.buffer(0);
+        let mut message = encoder.buffer(0);
         match chunk::encode_content(&content) {
-            Ok(zstd) => frame.message(&control::snapshot_chunk(zstd)),
+            Ok(zstd) => message.message(&control::snapshot_chunk(zstd)),
             // More than a chunk may hold: the objects are sent one by one.
             Err(_) => {
                 for object in objects {
-                    encoder.object(object, &mut frame);
+                    encoder.object(object, &mut message);
                 }
             }
         }
-        frame.freeze()
+        EncodedChunk::Message(message.freeze())
     }
 }
 

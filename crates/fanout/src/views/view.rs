@@ -123,7 +123,7 @@ impl View {
     ) -> Self {
         let state = Mutex::new(ViewState {
             log: ViewLog::new(floor, budgets.logs.share()),
-            segments: Segments::new(budgets.segments.share()),
+            segments: Segments::new(budgets.segments.share(), encoder.is_gzip()),
             snapshot: None,
             end: None,
             is_queued: false,
@@ -345,7 +345,7 @@ impl View {
             // A segment pays only if several subscribers take it.
             let is_shared = *subscribers > 1;
             let run = if is_shared {
-                segments.at(cursor, log).map(LogRun::Shared)
+                segments.at(cursor, log, *subscribers).map(LogRun::Shared)
             } else {
                 cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared_at(cursor, entries))
             };

@@ -6,10 +6,12 @@ use axum::body::Body;
 use futures::{StreamExt, future::select};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use kubefan_cache::warnings::Warnings;
-use kubefan_model::Media;
+use kubefan_model::{Media, format::ContentCoding};
 use tokio_util::sync::CancellationToken;
 
-use super::{end_on_mode_change::UntilSwitched, fallback::Refused, header_values, negotiate, tunnel::Tunnel};
+use super::{
+    content_coding, end_on_mode_change::UntilSwitched, fallback::Refused, header_values, negotiate, tunnel::Tunnel,
+};
 use crate::watch::OpenedWatch;
 
 /// The answer to a request.
@@ -35,6 +37,7 @@ pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
 /// The headers of a watch.
 pub struct WatchHeaders {
     media: Media,
+    coding: ContentCoding,
     warnings: Warnings,
     cross_origin: Arc<HeaderMap>,
 }
@@ -44,12 +47,14 @@ impl WatchHeaders {
     pub fn of(opened: &OpenedWatch, media: Media) -> Self {
         let warnings = opened.subscription.warnings();
         let cross_origin = opened.cross_origin.clone();
-        Self { media, warnings, cross_origin }
+        let coding = opened.subscription.coding();
+        Self { media, coding, warnings, cross_origin }
     }
 
     /// Puts them, including upstream's warnings.
     pub fn put(&self, headers: &mut HeaderMap) {
         put_headers(self.media.watch_content_type(), headers);
+        content_coding::put_headers(self.coding, headers);
         self.warnings.put(headers);
         header_values::put(&self.cross_origin, headers);
     }

@@ -6,10 +6,14 @@
 use http::{Method, request::Parts};
 use kubefan_access::{Denial, Read, ReadVerb};
 use kubefan_common::proto::v1alpha1::Target;
-use kubefan_model::{ReadSpec, SelectorTexts, format::Format};
+use kubefan_model::{
+    ReadSpec, SelectorTexts,
+    format::{ContentCoding, Format},
+};
 use kubefan_upstream::identity_headers::impersonates;
 
 use super::{
+    content_coding,
     fallback::Fallback,
     feature_gates::FeatureGates,
     hop_by_hop,
@@ -118,6 +122,16 @@ impl<'a> HttpRead<'a> {
         Ok(())
     }
 
+    /// Negotiates the content coding. The messages of a websocket have none.
+    fn coding(&self, request: &Parts) -> ContentCoding {
+        let is_watch = matches!(self.request, ReadRequest::Watch(_));
+        if is_watch && hop_by_hop::upgrade(&request.headers).is_none() {
+            content_coding::negotiate(&request.headers)
+        } else {
+            ContentCoding::Identity
+        }
+    }
+
     /// Negotiates the formats that the client accepts.
     fn negotiate(
         &self,
@@ -136,7 +150,8 @@ impl<'a> HttpRead<'a> {
         // Only JSON can be pretty.
         let asked =
             asked.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
-        Ok(asked.map(|asked| asked.format(include)).collect())
+        let coding = self.coding(request);
+        Ok(asked.map(|asked| asked.format(include).map(|format| format.coded(coding))).collect())
     }
 }
 

@@ -68,13 +68,16 @@ impl WatchBody {
         response
     }
 
-    /// Ends the subscription. Returns the ERROR event that says why, if there is one.
+    /// Ends the subscription. Returns the last bytes of the body, if there are any: the ERROR event
+    /// that says why it ends, and the end of a gzip body.
     fn end(&mut self, end: StreamEnd) -> Option<Bytes> {
         let mut opened = self.opened.take()?;
         let error_event = status::watch_error(&end).map(|failure| failure.event(opened.protocol.media()));
+        let mut last = opened.subscription.end_body(error_event.unwrap_or_default());
         opened.record.ended(end.as_str(), None);
         opened.subscription.ended(end);
-        error_event
+        let remaining = last.remaining();
+        (remaining > 0).then(|| last.copy_to_bytes(remaining))
     }
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

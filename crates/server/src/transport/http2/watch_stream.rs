@@ -265,7 +265,8 @@ impl WatchStream {
             WatchProtocol::Kube(media) => {
                 record.ended(end.as_str(), None);
                 let error = kube::status::watch_error(&end).map_or_else(Bytes::new, |failure| failure.event(media));
-                self.send.send_data(Payload::Bytes(error), true)
+                let last = self.opened.subscription.end_body(error);
+                self.send.send_data(Payload::FrameBuf(last), true)
             }
         };
         self.opened.subscription.ended(end);
