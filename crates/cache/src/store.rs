@@ -41,6 +41,11 @@ pub struct Store {
 }
 
 impl Store {
+    /// Whether both are the same state, by address. Equal objects may be in states that are not.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.objects.ptr_eq(&other.objects)
+    }
+
     /// The number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()

@@ -3,6 +3,7 @@
 pub mod batch;
 pub(crate) mod core;
 mod indexing;
+mod lists;
 mod matching;
 mod proved;
 mod reads;

@@ -23,5 +23,10 @@ pub use subscribe::{
     BATCH_BYTES_MAX, NotSubscribed, Observed, Observer, Provided, Start, SubscribeNeed, SubscribeOptions, Subscription,
     options::ProvidedBackfill,
 };
-pub use views::log::Behind;
+pub use views::{
+    log::Behind,
+    selected_objects::Page,
+    shared_lists::{ListChunk, ListExtent, ListKey, ListRequest, SharedList},
+    view::ViewKey,
+};
 pub use wake::{ConnectionWaker, OfStream, ReadyStreams, StreamWaker};

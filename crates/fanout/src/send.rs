@@ -1,5 +1,6 @@
 //! From events and objects to bytes on the wire.
 
+pub mod chunk;
 pub mod control;
 pub mod differences;
 pub mod encoder;

@@ -10,7 +10,7 @@ use kubefan_common::{
     proto::v1alpha1::{DeleteReason, EventType as Type, ResolvedResource, WatchResponse, watch_response},
 };
 use kubefan_model::{
-    GroupVersionResource, Media, ResourceVersion, Scope,
+    GroupVersionResource, Media, ObjectKey, ResourceVersion, Scope,
     event::EventType,
     fields::FieldTable,
     format::Format,
@@ -36,6 +36,7 @@ mod gzip_bodies;
 mod interleavings;
 mod one_version;
 mod protobuf;
+mod shared_lists;
 mod slices;
 mod wake_ups;
 mod watch_http;

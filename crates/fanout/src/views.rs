@@ -8,6 +8,7 @@ pub mod plain_position;
 pub mod segment;
 pub mod selected_objects;
 pub mod selections;
+pub mod shared_lists;
 pub mod shared_snapshot;
 pub mod value_table;
 pub mod view;

@@ -11,6 +11,7 @@
 
 mod checksum;
 mod compressor;
+mod compressors;
 mod member;
 mod piece;
 
@@ -19,5 +20,6 @@ mod tests;
 
 pub use checksum::{Checksum, Prefix};
 pub use compressor::{Compression, Compressor, Level};
+pub use compressors::Compressors;
 pub use member::{END_BYTES, HEADER, end};
 pub use piece::{Piece, Wire};

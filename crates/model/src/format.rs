@@ -90,10 +90,9 @@ impl Format {
         Self { include, ..Self::http(Media::Table, Projection::default()) }
     }
 
-    /// Returns this format over HTTP in a content coding. Tables stay as they are: their ages change
-    /// with the time, so responses share none of their bytes.
+    /// Returns this format over HTTP in a content coding.
     pub fn coded(self, coding: ContentCoding) -> Self {
-        if self.is_time_independent() { Self { coding, ..self } } else { self }
+        Self { coding, ..self }
     }
 
     /// The content coding of the response.

@@ -51,6 +51,7 @@ mod forwarded_caller;
 pub mod found_cache;
 mod get;
 pub mod guard;
+mod gzip_list;
 mod header_values;
 mod hop_by_hop;
 pub mod host;

@@ -93,6 +93,16 @@ impl ListEncoder {
         Self { format, style, tables, list_kind, api_version }
     }
 
+    /// Whether its items have the same form as those of another encoder of the same format.
+    pub fn has_form_of(&self, other: &Self) -> bool {
+        self.style == other.style && self.api_version == other.api_version
+    }
+
+    /// The bytes between two items.
+    pub fn separator(&self) -> &'static [u8] {
+        if self.style == Style::Messages { b"" } else { b"," }
+    }
+
     /// Whether the head of the list needs the total length of the items.
     pub fn needs_items_len(&self) -> bool {
         self.style == Style::Messages

@@ -37,7 +37,7 @@ use tokio::{
 use super::replay_turns::ReplayTurns;
 use crate::{
     sync::{Mutex, MutexGuard},
-    views::{selections::Selections, view::View, view_set::Views},
+    views::{selections::Selections, shared_lists::SharedLists, view::View, view_set::Views},
     wake::pacer::Pacer,
 };
 
@@ -56,6 +56,8 @@ pub struct Hub {
     pub(super) head: watch::Sender<Option<ResourceVersion>>,
     phase: watch::Sender<Phase>,
     state: Mutex<HubState>,
+    /// Locked after `state`, or alone.
+    pub(super) shared_lists: Mutex<SharedLists>,
 }
 
 /// The parts of a hub that change together, in the critical section.
@@ -176,6 +178,7 @@ impl Hub {
             head,
             phase,
             state,
+            shared_lists: Mutex::default(),
         })
     }
 
@@ -256,6 +259,7 @@ impl Hub {
             state.tidied_at = received;
             let HubState { published, views, .. } = &mut *state;
             views.tidy(received);
+            self.shared_lists().tidy(received);
             published.drop_unused_indexes(views.selections(), received);
         }
         drop(state);
@@ -318,6 +322,7 @@ impl Hub {
         published.open_indexes(keep_derived);
         if !keep_derived {
             views.forget();
+            self.shared_lists().forget();
         }
     }
 
@@ -405,6 +410,7 @@ impl Hub {
         let mut views = state.views.drain();
         when_planted!(WokenBeforeTheEnd => { wake_all(&views); close_all(&std::mem::take(&mut views), &end) });
         close_all(&views, &end);
+        self.shared_lists().forget();
         self.head.send_replace(None);
         // Sent even if it stays the same: readers that wait for the first list must look again.
         self.phase.send_replace(state.published.phase());

@@ -25,7 +25,7 @@ use kubefan_common::{
     proto::v1alpha1::{DeleteReason, ResolvedResource},
     when_planted,
 };
-use kubefan_gzip::{Compressor, Level, Piece};
+use kubefan_gzip::{Compressors, Piece};
 use kubefan_model::{
     ObjectKey, ResourceVersion,
     event::{EventType, Transition, WatchEvent},
@@ -77,9 +77,7 @@ pub struct Encoder {
     differences: Arc<Differences>,
     recent: Mutex<Recent>,
     projected: Mutex<Projected>,
-    /// Kept between pieces, because it takes 380 KB. `None` before the first, and while a task uses
-    /// it; another task then has one of its own.
-    compressor: Mutex<Option<Compressor>>,
+    compressors: Compressors,
 }
 
 /// A delta and its base; `None` if it would not be shorter than the object.
@@ -170,11 +168,7 @@ impl Encoder {
 
     /// Compresses bytes that several subscribers are sent.
     pub fn compressed(&self, plain: Bytes) -> Piece {
-        let kept = lock(&self.compressor).take();
-        let mut compressor = kept.unwrap_or_else(|| Compressor::new(Level::DEFAULT));
-        let piece = compressor.compress(plain);
-        *lock(&self.compressor) = Some(compressor);
-        piece
+        self.compressors.compress(plain)
     }
 
     /// The budgets of the bytes that it retains.
@@ -186,7 +180,7 @@ impl Encoder {
     pub fn forget(&self) {
         *lock(&self.recent) = Recent::default();
         *lock(&self.projected) = Projected::default();
-        *lock(&self.compressor) = None;
+        self.compressors.forget();
     }
 
     /// Drops the bytes that it retains of an object that no longer exists.

@@ -1,4 +1,4 @@
-//! The objects of a view at one version, found once for all subscribers that start together.
+//! The objects of a view or of a list at one version, found once for all its readers.
 //!
 //! The store is scanned in slices, each by the next subscriber: a subscriber that finds another one
 //! scanning waits for at most one slice.
@@ -11,8 +11,18 @@ use kubefan_model::{ObjectKey, object::Object, selection::Selection};
 /// The selected objects of a state, as far as they were found.
 pub struct SelectedObjects {
     store: Store,
+    page: Page,
     scanned: Mutex<Scanned>,
     selected: OnceLock<Vec<Arc<Object>>>,
+}
+
+/// The part of a list that one response has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Page {
+    /// The last key of the page before.
+    pub after: Option<ObjectKey>,
+    /// The most objects of the page.
+    pub limit: Option<usize>,
 }
 
 #[derive(Default)]
@@ -22,9 +32,15 @@ struct Scanned {
 }
 
 impl SelectedObjects {
-    /// Returns the objects of this state. Nothing is scanned yet.
-    pub fn new(store: Store) -> Self {
-        Self { store, scanned: Mutex::default(), selected: OnceLock::new() }
+    /// Returns a page of the objects of this state. Nothing is scanned yet.
+    pub fn new(store: Store, page: Page) -> Self {
+        let scanned = Scanned { found: Vec::new(), last: page.after.clone() };
+        Self { store, page, scanned: Mutex::new(scanned), selected: OnceLock::new() }
+    }
+
+    /// Whether they are the objects of this state.
+    pub fn is_of(&self, store: &Store) -> bool {
+        self.store.is_same(store)
     }
 
     /// Scans a slice, unless all objects are found. Returns them, in key order, once they are.
@@ -36,9 +52,10 @@ impl SelectedObjects {
                 let Scanned { found, last } = &mut *scanned;
                 let before = last.take();
                 let mut scan = self.store.scan(selection, before.as_ref(), SLICE_TESTS);
-                found.extend(scan.by_ref().cloned());
+                let left = self.page.limit.map_or(usize::MAX, |limit| limit - found.len());
+                found.extend(scan.by_ref().take(left).cloned());
                 *last = scan.tested().cloned().or_else(|| before.clone());
-                if scan.is_complete() {
+                if scan.is_complete() || self.page.limit == Some(found.len()) {
                     let _ = self.selected.set(std::mem::take(found));
                 }
             }

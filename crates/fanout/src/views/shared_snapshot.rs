@@ -1,4 +1,5 @@
-//! A compressed snapshot, made once and sent to all subscribers that start at about the same time.
+//! A compressed snapshot, made once and sent to all subscribers that start at about the same time,
+//! or to all readers of a list.
 //!
 //! When a kubefan restarts, thousands of subscribers start within a second, and compressing the
 //! same state for each would take minutes of CPU. But each of them must be sent a state and exactly
@@ -14,22 +15,15 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
-use kubefan_cache::budget::Share;
-use kubefan_common::{
-    encoding::chunk,
-    planted::{self, Bug},
-};
-use kubefan_gzip::Piece;
+use kubefan_cache::{Store, budget::Share};
+use kubefan_common::planted::{self, Bug};
 use kubefan_model::{ObjectKey, ResourceVersion, object::Object, selection::Selection};
 use tokio::time::Instant;
 
 use super::selected_objects::SelectedObjects;
 use crate::send::{
-    control,
+    chunk::{ChunkEncoder, EncodedChunk},
     encoder::Encoder,
-    frame::{Body, EventHead, Sink, put_delimited},
-    frame_buf::FrameBuf,
 };
 
 /// The greatest age of a state that a new subscriber is sent; the events since follow it.
@@ -47,7 +41,7 @@ pub struct SharedSnapshot {
     /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
     /// old objects.
     objects: Weak<SelectedObjects>,
-    /// The chunks of the snapshot before, until they are compared.
+    /// The chunks of the snapshot before, until its own are planned.
     before: Mutex<Option<Arc<[Chunk]>>>,
     chunks: OnceLock<Arc<[Chunk]>>,
 }
@@ -70,61 +64,43 @@ pub enum ChunkFrame {
     End,
 }
 
-/// A run of objects; a clone shares the encoded message.
+/// A run of objects; a clone shares the encoded bytes.
 #[derive(Clone)]
-pub struct Chunk {
+pub struct Chunk(Arc<ChunkContent>);
+
+struct ChunkContent {
     /// The first key.
     first: ObjectKey,
     /// The last key.
     last: ObjectKey,
-    /// A hash of the versions of its objects.
-    fingerprint: u64,
-    objects: usize,
+    /// Its objects, to be compared by address: with a new schema an object may have other bytes at
+    /// the same version. An address is not used again while it is known here.
+    objects: Box<[Weak<Object>]>,
     json_bytes: usize,
+    /// The length of its plain items, if the head of a list needs it.
+    items_len: OnceLock<usize>,
     /// Its bytes; `None` if the budget had no room for them.
-    encoded: Arc<OnceLock<Option<(EncodedChunk, Share)>>>,
-}
-
-/// The bytes of a chunk.
-#[derive(Clone)]
-pub enum EncodedChunk {
-    /// A whole gRPC message.
-    Message(Bytes),
-    /// Events of a watch over HTTP, as a piece of a gzip body.
-    Events(Piece),
-}
-
-impl EncodedChunk {
-    fn len(&self) -> usize {
-        match self {
-            Self::Message(bytes) => bytes.len(),
-            Self::Events(piece) => piece.wire_len(),
-        }
-    }
-
-    /// Adds the chunk, which has this many objects, to frames.
-    pub fn append_to(&self, objects: usize, frames: &mut FrameBuf) {
-        match self {
-            Self::Message(bytes) => {
-                frames.push(bytes.clone());
-                frames.count(1);
-            }
-            Self::Events(piece) => {
-                frames.push_piece(piece);
-                frames.count(objects);
-            }
-        }
-    }
+    encoded: OnceLock<Option<(EncodedChunk, Share)>>,
 }
 
 impl SharedSnapshot {
     /// Returns the snapshot of these objects at `version`. It reuses the chunks of `before` that
     /// have not changed.
     pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
-        let before = before.and_then(|before| before.chunks.get()).cloned();
+        let before = before.and_then(Self::newest_chunks);
         let objects = Arc::downgrade(objects);
         let before = Mutex::new(before);
         Self { version, made: now, objects, before, chunks: OnceLock::new() }
+    }
+
+    /// The planned chunks, or those of the snapshot before.
+    fn newest_chunks(&self) -> Option<Arc<[Chunk]>> {
+        if let Some(chunks) = self.chunks.get() {
+            return Some(chunks.clone());
+        }
+        let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // They are dropped once its own are planned.
+        before.or_else(|| self.chunks.get().cloned())
     }
 
     /// The version of the state.
@@ -149,17 +125,31 @@ impl SharedSnapshot {
         }
     }
 
+    /// Joins a reader of exactly this state. `None` if its objects are gone: then another snapshot
+    /// reuses its chunks.
+    pub fn join_at(self: &Arc<Self>, store: &Store) -> Option<(Arc<Self>, Arc<SelectedObjects>)> {
+        let objects = self.objects.upgrade().filter(|objects| objects.is_of(store))?;
+        Some((self.clone(), objects))
+    }
+
+    /// Age of the snapshot.
+    pub fn age(&self, now: Instant) -> Duration {
+        now.duration_since(self.made)
+    }
+
     /// The chunks, planned by the first subscriber that needs them; `None` while the objects are
     /// not all found.
-    fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
+    pub fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
         if let Some(chunks) = self.chunks.get() {
             return Some(chunks);
         }
         let selected = objects.scan(selection)?;
+        let lock_before = || self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let chunks = self.chunks.get_or_init(|| {
-            let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let before = lock_before().clone();
             plan(selected, before.as_deref().unwrap_or_default()).into()
         });
+        *lock_before() = None;
         Some(chunks)
     }
 }
@@ -169,11 +159,11 @@ impl SharedSnapshotReader {
     pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> ChunkFrame {
         let frame = match self {
             Self::Encoded(chunks) => {
-                chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects)))
+                chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects())))
             }
             Self::Encoding(snapshot, objects) => {
                 let Some(chunks) = snapshot.chunks(objects, selection) else { return ChunkFrame::Later };
-                chunks.get(index).map(|chunk| (chunk.encoded(objects, encoder), chunk.objects))
+                chunks.get(index).map(|chunk| (chunk.encoded(objects, encoder), chunk.objects()))
             }
         };
         frame.map_or(ChunkFrame::End, |(chunk, objects)| ChunkFrame::Chunk(chunk, objects))
@@ -184,68 +174,56 @@ impl Chunk {
     fn new(objects: &[Arc<Object>]) -> Option<Self> {
         let first = objects.first()?;
         let last = objects.last()?;
-        Some(Self {
+        Some(Self(Arc::new(ChunkContent {
             first: first.key().clone(),
             last: last.key().clone(),
-            fingerprint: fingerprint(objects),
-            objects: objects.len(),
+            objects: objects.iter().map(Arc::downgrade).collect(),
             json_bytes: objects.iter().map(|object| object.json_len()).sum(),
-            encoded: Arc::default(),
-        })
+            items_len: OnceLock::new(),
+            encoded: OnceLock::new(),
+        })))
+    }
+
+    /// Whether these are its objects.
+    fn is_of(&self, objects: &[Arc<Object>]) -> bool {
+        let known = &self.0.objects;
+        known.len() == objects.len() && known.iter().zip(objects).all(|(known, now)| known.as_ptr() == Arc::as_ptr(now))
     }
 
     fn retained(&self) -> Option<&EncodedChunk> {
-        self.encoded.get()?.as_ref().map(|(chunk, _)| chunk)
+        self.0.encoded.get()?.as_ref().map(|(chunk, _)| chunk)
+    }
+
+    /// Number of its objects.
+    pub fn objects(&self) -> usize {
+        self.0.objects.len()
+    }
+
+    /// Bytes of JSON of its objects.
+    pub fn json_bytes(&self) -> usize {
+        self.0.json_bytes
+    }
+
+    /// The length of its plain items, if the head of a list needs it.
+    pub fn items_len(&self, objects: &SelectedObjects, encoder: &impl ChunkEncoder) -> usize {
+        *self.0.items_len.get_or_init(|| encoder.items_len(objects.range(&self.0.first, &self.0.last)))
     }
 
     /// Its bytes, compressed by the first subscriber that needs them; by each if they cannot be
     /// retained.
-    fn encoded(&self, objects: &SelectedObjects, encoder: &Encoder) -> EncodedChunk {
+    pub fn encoded(&self, objects: &SelectedObjects, encoder: &impl ChunkEncoder) -> EncodedChunk {
+        let encode = || encoder.encode(objects.range(&self.0.first, &self.0.last), self.0.json_bytes);
         let mut made = None;
-        let retained = self.encoded.get_or_init(|| {
-            let chunk = made.insert(self.encode(objects, encoder)).clone();
-            let share = encoder.budgets().chunks.take(chunk.len())?;
+        let retained = self.0.encoded.get_or_init(|| {
+            let chunk = made.insert(encode()).clone();
+            let share = encoder.budget().take(chunk.len())?;
             Some((chunk, share))
         });
         match retained {
             Some((chunk, _)) => chunk.clone(),
-            None => made.unwrap_or_else(|| self.encode(objects, encoder)),
+            None => made.unwrap_or_else(encode),
         }
     }
-
-    fn encode(&self, objects: &SelectedObjects, encoder: &Encoder) -> EncodedChunk {
-        let objects = objects.range(&self.first, &self.last);
-        if encoder.is_gzip() {
-            let mut events = encoder.buffer(self.json_bytes + 64 * self.objects);
-            for object in objects {
-                encoder.object(object, &mut events);
-            }
-            return EncodedChunk::Events(encoder.compressed(events.freeze()));
-        }
-        let mut content = BytesMut::with_capacity(self.json_bytes + 128 * self.objects);
-        for object in objects {
-            let body = Body::object(encoder.snapshot_bytes(object));
-            put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
-        }
-        let mut message = encoder.buffer(0);
-        match chunk::encode_content(&content) {
-            Ok(zstd) => message.message(&control::snapshot_chunk(zstd)),
-            // More than a chunk may hold: the objects are sent one by one.
-            Err(_) => {
-                for object in objects {
-                    encoder.object(object, &mut message);
-                }
-            }
-        }
-        EncodedChunk::Message(message.freeze())
-    }
-}
-
-/// A version is of one object only, so a hash of the versions tells two runs of objects apart.
-fn fingerprint(objects: &[Arc<Object>]) -> u64 {
-    objects
-        .iter()
-        .fold(0, |mix: u64, object| (mix ^ object.version().get()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }
 
 /// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
@@ -257,21 +235,22 @@ fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
     while start < objects.len() {
         // The chunk before that starts here, if its objects are the same.
         let key = objects[start].key();
-        while old.peek().is_some_and(|chunk| chunk.first < *key) {
+        while old.peek().is_some_and(|chunk| chunk.0.first < *key) {
             old.next();
         }
-        let same = old.peek().filter(|chunk| chunk.first == *key).and_then(|chunk| {
-            let run = start..(start + chunk.objects).min(objects.len());
-            let last = objects[run.clone()].last()?.key();
-            let unchanged = planted::is(Bug::StaleChunk) || fingerprint(&objects[run.clone()]) == chunk.fingerprint;
-            (*last == chunk.last && unchanged).then_some((*chunk, run))
+        let same = old.peek().filter(|chunk| chunk.0.first == *key).and_then(|chunk| {
+            let run = start..(start + chunk.objects()).min(objects.len());
+            let now = &objects[run.clone()];
+            let is_stale =
+                || planted::is(Bug::StaleChunk) && now.last().is_some_and(|last| *last.key() == chunk.0.last);
+            (chunk.is_of(now) || is_stale()).then_some((*chunk, run))
         });
         if let Some((chunk, run)) = same {
             chunks.push(chunk.clone());
             start = run.end;
             continue;
         }
-        let stop = old.clone().find(|chunk| chunk.first > *key).map(|chunk| chunk.first.clone());
+        let stop = old.clone().find(|chunk| chunk.0.first > *key).map(|chunk| chunk.0.first.clone());
         let run = cut(objects, start, stop.as_ref());
         chunks.extend(Chunk::new(&objects[run.clone()]));
         start = run.end;

@@ -32,7 +32,7 @@ use super::{
     log_bytes::LogBytes,
     log_run::{LogReadError, LogRun},
     segment::{SEGMENT_BYTES, Segments, cut},
-    selected_objects::SelectedObjects,
+    selected_objects::{Page, SelectedObjects},
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
 };
@@ -419,7 +419,7 @@ impl View {
             let cursor = if planted::is(Bug::SnapshotSpliceDrops) { self.end() } else { cursor };
             return (reader, snapshot.version(), cursor);
         }
-        let objects = Arc::new(SelectedObjects::new(store.clone()));
+        let objects = Arc::new(SelectedObjects::new(store.clone(), Page::default()));
         let snapshot = Arc::new(SharedSnapshot::new(&objects, version, known.as_deref(), now));
         let mut state = self.state();
         state.snapshot = Some(snapshot.clone());

@@ -122,14 +122,12 @@ impl<'a> HttpRead<'a> {
         Ok(())
     }
 
-    /// Negotiates the content coding. The messages of a websocket have none.
-    fn coding(&self, request: &Parts) -> ContentCoding {
+    /// Negotiates the content coding. The messages of a websocket have none. Watches of Tables have
+    /// none either: their ages change with the time, so few share the same bytes.
+    fn coding(&self, request: &Parts, format: &Format) -> ContentCoding {
         let is_watch = matches!(self.request, ReadRequest::Watch(_));
-        if is_watch && hop_by_hop::upgrade(&request.headers).is_none() {
-            content_coding::negotiate(&request.headers)
-        } else {
-            ContentCoding::Identity
-        }
+        let is_plain = hop_by_hop::upgrade(&request.headers).is_some() || !format.is_time_independent();
+        if is_watch && is_plain { ContentCoding::Identity } else { content_coding::negotiate(&request.headers) }
     }
 
     /// Negotiates the formats that the client accepts.
@@ -150,8 +148,11 @@ impl<'a> HttpRead<'a> {
         // Only JSON can be pretty.
         let asked =
             asked.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
-        let coding = self.coding(request);
-        Ok(asked.map(|asked| asked.format(include).map(|format| format.coded(coding))).collect())
+        let coded = |format: Format| {
+            let coding = self.coding(request, &format);
+            format.coded(coding)
+        };
+        Ok(asked.map(|asked| asked.format(include).map(coded)).collect())
     }
 }
 

@@ -7,7 +7,7 @@ use std::{convert::Infallible, ops::ControlFlow, sync::Arc};
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use http::Response;
 use kubefan_access::{Authorized, Read};
 use kubefan_admission::FairPermit;
@@ -18,12 +18,13 @@ use kubefan_cache::{
     sliced_scan::SLICE_TESTS,
 };
 use kubefan_common::planted::{self, Bug};
-use kubefan_fanout::Served;
-use kubefan_model::{ObjectKey, object::Object, selection::Selection};
+use kubefan_fanout::{ListKey, ListRequest, Page, Served, ViewKey};
+use kubefan_model::{Media, ObjectKey, format::ContentCoding, object::Object, selection::Selection};
 
 use super::{
-    answer,
+    answer, content_coding,
     found_cache::{FoundCache, Snapshot},
+    gzip_list::{COMPRESSED_BYTES_MIN, GzipListing},
     options::{Freshness, ListOptions},
     pages::{ContinueToken, PageSnapshots},
 };
@@ -108,7 +109,15 @@ pub async fn list(
         parser: &served.parser,
         sample: store.iter().next().map(|object| &**object),
     };
-    let encoder = ListEncoder::new(&resource, format);
+    let encoder = ListEncoder::new(&resource, format.clone());
+    let media = served.parser.media();
+    if format.coding() == ContentCoding::Gzip && has_bytes(selected, left, COMPRESSED_BYTES_MIN).await {
+        let page = Page { after: last, limit: (left < usize::MAX).then_some(left) };
+        let key = ListKey { view: ViewKey { selection, format }, page };
+        let list = hub.shared_list(ListRequest { key, store, version, items: encoder });
+        let listing = GzipListing::new(served, list, &meta, notes).await;
+        return response(media, ContentCoding::Gzip, chunks(listing, (place, permit)));
+    }
     let items_len = if encoder.needs_items_len() { items_len(&encoder, selected, left).await } else { 0 };
     let is_empty = match is_empty {
         Some(is_empty) => is_empty,
@@ -116,9 +125,14 @@ pub async fn list(
     };
     let (head, tail) = encoder.head_and_tail(&meta, items_len, is_empty);
     let listing = Listing { served, store, selection, encoder, last, left, started: false, head, tail, notes };
-    let media = listing.served.parser.media();
-    let chunks = chunks(listing, (place, permit)).map(Ok::<_, Infallible>);
-    answer::from_cache(media.content_type(), Body::from_stream(chunks))
+    response(media, ContentCoding::Identity, chunks(listing, (place, permit)))
+}
+
+fn response(media: Media, coding: ContentCoding, chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
+    let body = Body::from_stream(chunks.map(Ok::<_, Infallible>));
+    let mut response = answer::from_cache(media.content_type(), body);
+    content_coding::put_headers(coding, response.headers_mut());
+    response
 }
 
 /// Whether no object is selected.
@@ -174,11 +188,16 @@ async fn items_len(encoder: &ListEncoder, selected: SelectedAfter<'_>, mut left:
 
 /// Whether a list has at least `bytes_min` bytes of JSON.
 pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>, bytes_min: usize) -> bool {
-    if store.json_bytes() < bytes_min {
+    // Clients with the page size of kubectl and client-go, or a larger one, read all pages.
+    let left = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
+    has_bytes(SelectedAfter { store, selection, last: None }, left, bytes_min).await
+}
+
+/// Whether the first `left` of these objects have at least `bytes_min` bytes of JSON.
+async fn has_bytes(selected: SelectedAfter<'_>, mut left: usize, bytes_min: usize) -> bool {
+    if selected.store.json_bytes() < bytes_min {
         return false;
     }
-    // Clients with the page size of kubectl and client-go, or a larger one, read all pages.
-    let mut left = limit.filter(|limit| *limit < PAGE_OBJECTS_MIN).unwrap_or(usize::MAX);
     let mut bytes = 0;
     let add = |object: &Arc<Object>| {
         if left == 0 || bytes >= bytes_min {
@@ -188,7 +207,7 @@ pub async fn is_large(store: &Store, selection: &Selection, limit: Option<usize>
         left -= 1;
         ControlFlow::Continue(())
     };
-    SelectedAfter { store, selection, last: None }.visit(SLICE_TESTS, add).await;
+    selected.visit(SLICE_TESTS, add).await;
     bytes >= bytes_min
 }
 

@@ -1,0 +1,130 @@
+//! Chunks of a snapshot or of a list: a run of objects, encoded once and sent to many.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use kubefan_cache::{budget::Budget, kube_encoding::list::ListEncoder};
+use kubefan_common::encoding::chunk;
+use kubefan_gzip::{Compressors, Piece};
+use kubefan_model::object::Object;
+
+use super::{
+    control,
+    encoder::Encoder,
+    frame::{Body, EventHead, Sink, put_delimited},
+    frame_buf::FrameBuf,
+};
+
+/// The bytes of a chunk.
+#[derive(Clone)]
+pub enum EncodedChunk {
+    /// A whole gRPC message.
+    Message(Bytes),
+    /// A piece of a gzip body: events of a watch over HTTP, or items of a list.
+    Piece(Piece),
+}
+
+impl EncodedChunk {
+    /// Its size on the wire.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Message(bytes) => bytes.len(),
+            Self::Piece(piece) => piece.wire_len(),
+        }
+    }
+
+    /// Adds the chunk, which has this many objects, to frames.
+    pub fn append_to(&self, objects: usize, frames: &mut FrameBuf) {
+        match self {
+            Self::Message(bytes) => {
+                frames.push(bytes.clone());
+                frames.count(1);
+            }
+            Self::Piece(piece) => {
+                frames.push_piece(piece);
+                frames.count(objects);
+            }
+        }
+    }
+}
+
+/// Encodes runs of objects.
+pub trait ChunkEncoder {
+    /// Encodes a run of objects, which have this many bytes of JSON together.
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk;
+
+    /// The length of their plain items, if the head of a list needs it.
+    fn items_len(&self, objects: &[Arc<Object>]) -> usize;
+
+    /// The budget of the chunks that are retained.
+    fn budget(&self) -> &Budget;
+}
+
+/// Objects at the start of a watch.
+impl ChunkEncoder for Encoder {
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk {
+        if self.is_gzip() {
+            let mut events = self.buffer(json_bytes + 64 * objects.len());
+            for object in objects {
+                self.object(object, &mut events);
+            }
+            return EncodedChunk::Piece(self.compressed(events.freeze()));
+        }
+        let mut content = BytesMut::with_capacity(json_bytes + 128 * objects.len());
+        for object in objects {
+            let body = Body::object(self.snapshot_bytes(object));
+            put_delimited(&EventHead::of_snapshot(object), &body, &mut content);
+        }
+        let mut message = self.buffer(0);
+        match chunk::encode_content(&content) {
+            Ok(zstd) => message.message(&control::snapshot_chunk(zstd)),
+            // More than a chunk may hold: the objects are sent one by one.
+            Err(_) => {
+                for object in objects {
+                    self.object(object, &mut message);
+                }
+            }
+        }
+        EncodedChunk::Message(message.freeze())
+    }
+
+    fn items_len(&self, _: &[Arc<Object>]) -> usize {
+        0
+    }
+
+    fn budget(&self) -> &Budget {
+        &self.budgets().chunks
+    }
+}
+
+/// Encodes the items of lists as pieces of gzip bodies.
+pub struct ListPieces {
+    /// The encoder of plain items.
+    pub items: ListEncoder,
+    /// The compressors of the cache's lists.
+    pub compressors: Arc<Compressors>,
+    /// The budget of the pieces that are retained.
+    pub budget: Budget,
+}
+
+/// Items of a list. The separator before a chunk is not part of it, so a chunk may be the first.
+impl ChunkEncoder for ListPieces {
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk {
+        let mut items = BytesMut::with_capacity(json_bytes + objects.len());
+        for (index, object) in objects.iter().enumerate() {
+            self.items.put(object, index == 0, &mut items);
+        }
+        EncodedChunk::Piece(self.compressors.compress(items.freeze()))
+    }
+
+    fn items_len(&self, objects: &[Arc<Object>]) -> usize {
+        if !self.items.needs_items_len() {
+            return 0;
+        }
+        objects.iter().map(|object| self.items.item_len(object)).sum()
+    }
+
+    fn budget(&self) -> &Budget {
+        &self.budget
+    }
+}

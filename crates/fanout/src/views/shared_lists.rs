@@ -1,0 +1,189 @@
+//! Lists that are compressed once for all their readers.
+//!
+//! A list is answered from exactly one state. Readers of the same state share a snapshot, and a
+//! list of a later state reuses the chunks whose objects are the same. So a list costs its first
+//! reader the compression of what has changed since the last one, and the others nothing.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kubefan_cache::{
+    Store,
+    budget::{Budget, Share},
+    kube_encoding::list::ListEncoder,
+};
+use kubefan_gzip::{Compressors, Piece};
+use kubefan_model::ResourceVersion;
+use tokio::time::Instant;
+
+use super::{
+    selected_objects::{Page, SelectedObjects},
+    shared_snapshot::SharedSnapshot,
+    view::ViewKey,
+};
+use crate::send::chunk::{EncodedChunk, ListPieces};
+
+/// The most lists that one cache knows. The pages of 50,000 objects, for clients that read 500 at
+/// once, are 100.
+const LISTS_MAX: usize = 128;
+/// The greatest age of the rows of a Table: they show ages in seconds.
+const ROWS_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// The objects and the form of a list.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct ListKey {
+    /// The selection and the format.
+    pub view: ViewKey,
+    /// The page.
+    pub page: Page,
+}
+
+impl ListKey {
+    /// Memory of a key that is retained. That of its selection is counted with the selection.
+    fn bytes(&self) -> usize {
+        size_of::<(Self, KnownList)>() + self.view.format.projection().heap_bytes()
+    }
+}
+
+/// A list to be sent as a gzip body.
+pub struct ListRequest {
+    /// Its objects and form.
+    pub key: ListKey,
+    /// The state that it is read from.
+    pub store: Store,
+    /// The version of the state.
+    pub version: ResourceVersion,
+    /// The encoder of its items.
+    pub items: ListEncoder,
+}
+
+/// The lists that a cache knows.
+#[derive(Default)]
+pub struct SharedLists {
+    lists: HashMap<ListKey, KnownList>,
+    compressors: Arc<Compressors>,
+}
+
+struct KnownList {
+    snapshot: Arc<SharedSnapshot>,
+    encoder: Arc<ListPieces>,
+    used_at: Instant,
+    _share: Share,
+}
+
+/// A list of one state, for one reader.
+pub struct SharedList {
+    key: ListKey,
+    snapshot: Arc<SharedSnapshot>,
+    objects: Arc<SelectedObjects>,
+    encoder: Arc<ListPieces>,
+}
+
+/// The extent of a list.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ListExtent {
+    /// Number of chunks.
+    pub chunks: usize,
+    /// Number of objects.
+    pub objects: usize,
+    /// Bytes of JSON of the objects in the cache.
+    pub json_bytes: usize,
+}
+
+/// A chunk of a list.
+pub struct ListChunk {
+    /// The items, as a piece of a gzip body.
+    pub piece: Piece,
+    /// Number of items.
+    pub objects: usize,
+}
+
+impl SharedLists {
+    /// Returns a list for one reader.
+    pub fn list(&mut self, request: ListRequest, budget: &Budget, now: Instant) -> SharedList {
+        let ListRequest { key, store, version, items } = request;
+        let is_time_independent = key.view.format.is_time_independent();
+        let known = self.lists.get_mut(&key);
+        // Another sample of the objects may have shown another form of them.
+        let known = known.filter(|known| known.encoder.items.has_form_of(&items));
+        let known = known.filter(|known| is_time_independent || known.snapshot.age(now) < ROWS_AGE_MAX);
+        if let Some(known) = known {
+            known.used_at = now;
+            let encoder = known.encoder.clone();
+            if let Some((snapshot, objects)) = known.snapshot.join_at(&store) {
+                return SharedList { key, snapshot, objects, encoder };
+            }
+            let objects = Arc::new(SelectedObjects::new(store, key.page.clone()));
+            // The rows of the snapshot before may be older than a second when these are sent.
+            let before = Some(&*known.snapshot).filter(|_| is_time_independent);
+            let snapshot = Arc::new(SharedSnapshot::new(&objects, version, before, now));
+            known.snapshot = snapshot.clone();
+            return SharedList { key, snapshot, objects, encoder };
+        }
+        let encoder = Arc::new(ListPieces { items, compressors: self.compressors.clone(), budget: budget.clone() });
+        let objects = Arc::new(SelectedObjects::new(store, key.page.clone()));
+        let snapshot = Arc::new(SharedSnapshot::new(&objects, version, None, now));
+        self.retain(&key, &snapshot, &encoder, now);
+        SharedList { key, snapshot, objects, encoder }
+    }
+
+    fn retain(&mut self, key: &ListKey, snapshot: &Arc<SharedSnapshot>, encoder: &Arc<ListPieces>, now: Instant) {
+        self.lists.remove(key);
+        if self.lists.len() >= LISTS_MAX
+            && let Some(oldest) = self.lists.iter().min_by_key(|(_, known)| known.used_at).map(|(key, _)| key.clone())
+        {
+            self.lists.remove(&oldest);
+        }
+        if let Some(share) = encoder.budget.take(key.bytes()) {
+            let known = KnownList { snapshot: snapshot.clone(), encoder: encoder.clone(), used_at: now, _share: share };
+            self.lists.insert(key.clone(), known);
+        }
+    }
+
+    /// Drops the lists that nobody has read for a while.
+    pub fn tidy(&mut self, now: Instant) {
+        self.lists.retain(|_, known| !known.snapshot.is_over(now));
+        if self.lists.is_empty() {
+            self.compressors.forget();
+        }
+    }
+
+    /// Drops all lists.
+    pub fn forget(&mut self) {
+        self.lists.clear();
+        self.compressors.forget();
+    }
+}
+
+impl SharedList {
+    /// Returns the extent; `None` if another slice of the state must be scanned first.
+    pub fn extent(&self) -> Option<ListExtent> {
+        let chunks = self.snapshot.chunks(&self.objects, &self.key.view.selection)?;
+        Some(chunks.iter().fold(ListExtent::default(), |sum, chunk| ListExtent {
+            chunks: sum.chunks + 1,
+            objects: sum.objects + chunk.objects(),
+            json_bytes: sum.json_bytes + chunk.json_bytes(),
+        }))
+    }
+
+    /// Returns the length of the plain items of a chunk, if the head of the list needs it; zero
+    /// after the last chunk.
+    pub fn items_len(&self, index: usize) -> usize {
+        let chunks = self.snapshot.chunks(&self.objects, &self.key.view.selection).unwrap_or_default();
+        chunks.get(index).map_or(0, |chunk| chunk.items_len(&self.objects, &*self.encoder))
+    }
+
+    /// Returns a chunk, compressed if no other reader has done that; `None` after the last.
+    pub fn chunk(&self, index: usize) -> Option<ListChunk> {
+        let chunk = self.snapshot.chunks(&self.objects, &self.key.view.selection)?.get(index)?;
+        let piece = match chunk.encoded(&self.objects, &*self.encoder) {
+            EncodedChunk::Piece(piece) => piece,
+            EncodedChunk::Message(message) => Piece::stored(message),
+        };
+        Some(ListChunk { piece, objects: chunk.objects() })
+    }
+
+    /// The encoder of its items.
+    pub fn items(&self) -> &ListEncoder {
+        &self.encoder.items
+    }
+}
