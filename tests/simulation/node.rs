@@ -216,6 +216,7 @@ impl Node {
         let server_options = ServerOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             feature_gates: FeatureGates { sharded_list_and_watch: true, managed_fields_opt_out: false },
+            gzip: true,
             ..server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
         };
         let handles = ServerHandles {

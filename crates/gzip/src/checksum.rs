@@ -78,6 +78,11 @@ impl Prefix {
         Self(self.0.then(entry))
     }
 
+    /// Number of plain bytes before this position.
+    pub fn bytes(self) -> u64 {
+        self.0.len
+    }
+
     /// Returns the checksum of what lies between `start` and this position of the same log. It is
     /// `None` if `start` is later.
     pub fn since(self, start: Self) -> Option<Checksum> {

@@ -22,7 +22,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
 pub use self::{
     access::{AccessMetrics, ReviewMetrics},
     audit::AuditMetrics,
-    cache::{CacheGauges, CacheMetrics, UpstreamWatchGuard},
+    cache::{CacheGauges, CacheMetrics, GzipPieces, UpstreamWatchGuard},
     config_reload::ReloadMetrics,
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     managed_tls::ManagedTlsMetrics,

@@ -33,15 +33,19 @@ impl EncodedChunk {
         }
     }
 
-    /// Adds the chunk, which has this many objects, to frames.
-    pub fn append_to(&self, objects: usize, frames: &mut FrameBuf) {
+    /// Adds the chunk, which has this many objects, to frames. `is_new` if it was encoded for them.
+    pub fn append_to(&self, objects: usize, is_new: bool, frames: &mut FrameBuf) {
         match self {
             Self::Message(bytes) => {
                 frames.push(bytes.clone());
                 frames.count(1);
             }
             Self::Piece(piece) => {
-                frames.push_piece(piece);
+                if is_new {
+                    frames.push_new_piece(piece);
+                } else {
+                    frames.push_piece(piece);
+                }
                 frames.count(objects);
             }
         }

@@ -8,6 +8,7 @@ use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kubefan_gzip::{Checksum, Piece};
+use kubefan_telemetry::metrics::GzipPieces;
 
 /// Some messages, as a buffer to write from.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +20,8 @@ pub struct FrameBuf {
     messages: usize,
     /// The checksum of the plain bytes of the pieces that were added.
     plain: Checksum,
+    /// The parts of a gzip body that were added.
+    pieces: GzipPieces,
 }
 
 impl FrameBuf {
@@ -41,6 +44,23 @@ impl FrameBuf {
             self.push(slice);
         }
         self.plain = self.plain.then(piece.checksum());
+        self.count_pieces(GzipPieces { made: 0, sent: 1, plain_bytes: piece.checksum().len() });
+    }
+
+    /// Adds a piece of a gzip body that was made for it.
+    pub fn push_new_piece(&mut self, piece: &Piece) {
+        self.push_piece(piece);
+        self.pieces.made += 1;
+    }
+
+    /// Counts parts of a gzip body whose bytes were added.
+    pub fn count_pieces(&mut self, pieces: GzipPieces) {
+        self.pieces += pieces;
+    }
+
+    /// The parts of a gzip body that were added.
+    pub fn pieces(&self) -> GzipPieces {
+        self.pieces
     }
 
     /// The checksum of the plain bytes of its pieces. Slices of shared segments do not count: their
@@ -62,6 +82,7 @@ impl FrameBuf {
     /// Adds another batch.
     pub fn append(&mut self, other: Self) {
         self.plain = self.plain.then(other.plain);
+        self.pieces += other.pieces;
         self.push(other.first);
         for chunk in other.rest {
             self.push(chunk);

@@ -25,7 +25,7 @@ use crate::{
         log_entry::LogEntry,
     },
     views::{
-        shared_snapshot::{ChunkFrame, SharedSnapshotReader},
+        shared_snapshot::{ChunkFrame, SharedSnapshotReader, TakenChunk},
         view::{View, comparison_cost},
     },
 };
@@ -175,8 +175,8 @@ fn take_chunks(
             break (false, false);
         }
         match chunks.frame(*next, view.selection(), encoder) {
-            ChunkFrame::Chunk(chunk, objects) => {
-                chunk.append_to(objects, &mut frames);
+            ChunkFrame::Chunk(TakenChunk { encoded, objects, is_new }) => {
+                encoded.append_to(objects, is_new, &mut frames);
                 *sent += objects;
                 *next += 1;
             }

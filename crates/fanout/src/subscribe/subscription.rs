@@ -180,6 +180,9 @@ impl Subscription {
     }
 
     fn show(&self, sent: Option<&FrameBuf>) {
+        if let Some(frames) = sent.filter(|frames| frames.pieces().sent > 0) {
+            self.hub.metrics().gzip_sent(frames.pieces(), frames.len());
+        }
         self.progress.moved(self.cursor, self.resume, self.backlog.is_some(), sent.map_or(0, FrameBuf::len));
     }
 

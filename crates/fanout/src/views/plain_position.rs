@@ -42,6 +42,11 @@ impl PlainPosition {
 }
 
 impl PlainRange {
+    /// Number of bytes.
+    pub fn bytes(self) -> u64 {
+        self.to.prefix.bytes().saturating_sub(self.from.prefix.bytes())
+    }
+
     /// Returns the checksum of the bytes.
     pub fn checksum(self) -> Checksum {
         let same_run = self.from.run == self.to.run;

@@ -20,6 +20,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use kubefan_cache::budget::Share;
 use kubefan_gzip::Piece;
 use kubefan_model::{ResourceVersion, format::Encoding};
+use kubefan_telemetry::metrics::GzipPieces;
 
 use super::{
     log::{Cursor, LogItem, ViewLog},
@@ -187,8 +188,10 @@ impl Segment {
         client: DeltaBases,
         frames: &mut FrameBuf,
     ) -> Taken<'_> {
+        let mut made = 0;
         let content = self.content.get_or_init(|| {
             if let Some(gzip) = &self.gzip {
+                made = self.entries.len() as u64;
                 return Content::encode_pieces(&self.entries, encoder, gzip);
             }
             // Deltas are much shorter than the estimate.
@@ -221,7 +224,12 @@ impl Segment {
         }
         let entries = &self.entries[skip..index];
         let end = if index == self.entries.len() { self.end } else { cursor.past(entries) };
-        Taken { entries, end, plain: content.plain(&(skip..index)) }
+        let plain = content.plain(&(skip..index));
+        if let Some(plain) = plain {
+            let plain_bytes = plain.bytes();
+            frames.count_pieces(GzipPieces { made, sent: entries.len() as u64, plain_bytes });
+        }
+        Taken { entries, end, plain }
     }
 }
 

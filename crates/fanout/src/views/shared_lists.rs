@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     selected_objects::{Page, SelectedObjects},
-    shared_snapshot::SharedSnapshot,
+    shared_snapshot::{SharedSnapshot, TakenChunk},
     view::ViewKey,
 };
 use crate::send::chunk::{EncodedChunk, ListPieces};
@@ -95,6 +95,8 @@ pub struct ListChunk {
     pub piece: Piece,
     /// Number of items.
     pub objects: usize,
+    /// Whether the items were compressed for this reader.
+    pub is_new: bool,
 }
 
 impl SharedLists {
@@ -175,11 +177,12 @@ impl SharedList {
     /// Returns a chunk, compressed if no other reader has done that; `None` after the last.
     pub fn chunk(&self, index: usize) -> Option<ListChunk> {
         let chunk = self.snapshot.chunks(&self.objects, &self.key.view.selection)?.get(index)?;
-        let piece = match chunk.encoded(&self.objects, &*self.encoder) {
+        let TakenChunk { encoded, objects, is_new } = chunk.take(&self.objects, &*self.encoder);
+        let piece = match encoded {
             EncodedChunk::Piece(piece) => piece,
             EncodedChunk::Message(message) => Piece::stored(message),
         };
-        Some(ListChunk { piece, objects: chunk.objects() })
+        Some(ListChunk { piece, objects, is_new })
     }
 
     /// The encoder of its items.

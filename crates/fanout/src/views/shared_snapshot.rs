@@ -56,12 +56,22 @@ pub enum SharedSnapshotReader {
 
 /// The chunk at a reader's index.
 pub enum ChunkFrame {
-    /// The chunk, and how many objects it has.
-    Chunk(EncodedChunk, usize),
+    /// A chunk.
+    Chunk(TakenChunk),
     /// Nothing yet: another slice of the state must be scanned.
     Later,
     /// The index is after the last chunk.
     End,
+}
+
+/// A chunk for one reader.
+pub struct TakenChunk {
+    /// Its bytes.
+    pub encoded: EncodedChunk,
+    /// Number of its objects.
+    pub objects: usize,
+    /// Whether it was encoded for this reader.
+    pub is_new: bool,
 }
 
 /// A run of objects; a clone shares the encoded bytes.
@@ -155,18 +165,16 @@ impl SharedSnapshot {
 }
 
 impl SharedSnapshotReader {
-    /// The message of the chunk at this index, and how many objects it has.
+    /// The chunk at this index.
     pub fn frame(&self, index: usize, selection: &Selection, encoder: &Encoder) -> ChunkFrame {
-        let frame = match self {
-            Self::Encoded(chunks) => {
-                chunks.get(index).and_then(|chunk| Some((chunk.retained()?.clone(), chunk.objects())))
-            }
+        let chunk = match self {
+            Self::Encoded(chunks) => chunks.get(index).and_then(Chunk::taken),
             Self::Encoding(snapshot, objects) => {
                 let Some(chunks) = snapshot.chunks(objects, selection) else { return ChunkFrame::Later };
-                chunks.get(index).map(|chunk| (chunk.encoded(objects, encoder), chunk.objects()))
+                chunks.get(index).map(|chunk| chunk.take(objects, encoder))
             }
         };
-        frame.map_or(ChunkFrame::End, |(chunk, objects)| ChunkFrame::Chunk(chunk, objects))
+        chunk.map_or(ChunkFrame::End, ChunkFrame::Chunk)
     }
 }
 
@@ -209,9 +217,13 @@ impl Chunk {
         *self.0.items_len.get_or_init(|| encoder.items_len(objects.range(&self.0.first, &self.0.last)))
     }
 
-    /// Its bytes, compressed by the first subscriber that needs them; by each if they cannot be
-    /// retained.
-    pub fn encoded(&self, objects: &SelectedObjects, encoder: &impl ChunkEncoder) -> EncodedChunk {
+    /// Takes it if it is encoded and retained.
+    fn taken(&self) -> Option<TakenChunk> {
+        Some(TakenChunk { encoded: self.retained()?.clone(), objects: self.objects(), is_new: false })
+    }
+
+    /// Takes it. The first reader encodes it; each reader does if it cannot be retained.
+    pub fn take(&self, objects: &SelectedObjects, encoder: &impl ChunkEncoder) -> TakenChunk {
         let encode = || encoder.encode(objects.range(&self.0.first, &self.0.last), self.0.json_bytes);
         let mut made = None;
         let retained = self.0.encoded.get_or_init(|| {
@@ -219,10 +231,12 @@ impl Chunk {
             let share = encoder.budget().take(chunk.len())?;
             Some((chunk, share))
         });
-        match retained {
+        let is_new = made.is_some() || retained.is_none();
+        let encoded = match retained {
             Some((chunk, _)) => chunk.clone(),
             None => made.unwrap_or_else(encode),
-        }
+        };
+        TakenChunk { encoded, objects: self.objects(), is_new }
     }
 }
 

@@ -46,6 +46,7 @@ use crate::{reader::Reader, request_caller::RequestCaller, watch::OpenedWatch};
 pub struct KubeApi {
     reads: CacheReads,
     feature_gates: FeatureGates,
+    gzip: bool,
     pages: Arc<PageSnapshots>,
     timeouts: DefaultTimeouts,
     upstream: KubeUpstream,
@@ -62,6 +63,8 @@ pub struct KubeApiOptions {
     pub consistent_list_bytes_min: usize,
     /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
+    /// Whether responses are compressed for clients that accept gzip.
+    pub gzip: bool,
     /// The field selector of the caches; objects that it does not select are not cached.
     pub narrowed_by: FieldSelector,
     /// Refuses requests that a browser could be tricked into sending.
@@ -77,11 +80,11 @@ impl KubeApi {
         audit: AuditLog,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let KubeApiOptions { consistent_list_bytes_min, feature_gates, narrowed_by, guard } = options;
+        let KubeApiOptions { consistent_list_bytes_min, feature_gates, gzip, narrowed_by, guard } = options;
         let reads = CacheReads { reader, consistent_list_bytes_min, narrowed_by };
         let pages = Arc::default();
         let timeouts = DefaultTimeouts::default();
-        Self { reads, feature_gates, pages, timeouts, upstream, guard, audit, metrics }
+        Self { reads, feature_gates, gzip, pages, timeouts, upstream, guard, audit, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
@@ -268,8 +271,12 @@ impl KubeApi {
         fallback: Fallback,
         stream_waker: StreamWaker,
     ) -> Result<Answer, Option<Refused>> {
-        let feature_gates = self.feature_gates;
-        let settings = ReadSettings { feature_gates, is_passed_through: self.upstream.forwards(), fallback };
+        let settings = ReadSettings {
+            feature_gates: self.feature_gates,
+            gzip: self.gzip,
+            is_passed_through: self.upstream.forwards(),
+            fallback,
+        };
         let read = HttpRead::parse(request, info, settings).map_err(|error| fallback.refusal(error))?;
         let Self { reads, pages, timeouts, upstream, .. } = self;
         let context = ReadContext { reads, pages, timeouts, upstream };

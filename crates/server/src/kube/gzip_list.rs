@@ -8,6 +8,7 @@ use kubefan_audit::Notes;
 use kubefan_cache::kube_encoding::list::ListMeta;
 use kubefan_fanout::{ListExtent, Served, SharedList};
 use kubefan_gzip::{Checksum, Compressor, HEADER, Level, Piece, end};
+use kubefan_telemetry::metrics::GzipPieces;
 use tokio::task::yield_now;
 
 use crate::sliced_list::{Chunk, SlicedList};
@@ -36,6 +37,13 @@ pub(super) struct GzipListing {
     notes: Notes,
 }
 
+/// A chunk of a gzip body in the making.
+#[derive(Default)]
+struct BodyPart {
+    bytes: BytesMut,
+    pieces: GzipPieces,
+}
+
 impl GzipListing {
     /// Plans the list and measures what its head contains.
     pub(super) async fn new(served: Served, list: SharedList, meta: &ListMeta, notes: Notes) -> Self {
@@ -56,11 +64,12 @@ impl GzipListing {
         Self { served, chunks: extent.chunks, list, next: 0, head, separator, tail, checksum, notes }
     }
 
-    fn put(&mut self, piece: &Piece, body: &mut BytesMut) {
+    fn put(&mut self, piece: &Piece, is_new: bool, part: &mut BodyPart) {
         for slice in piece.wire() {
-            body.extend_from_slice(&slice);
+            part.bytes.extend_from_slice(&slice);
         }
         self.checksum = self.checksum.then(piece.checksum());
+        part.pieces += GzipPieces { made: is_new.into(), sent: 1, plain_bytes: piece.checksum().len() };
     }
 }
 
@@ -81,27 +90,30 @@ impl SlicedList for GzipListing {
     async fn next_chunk(&mut self) -> Chunk<Bytes> {
         // Other tasks run between two chunks, which another reader may not have compressed yet.
         yield_now().await;
-        let mut body = BytesMut::new();
+        let mut part = BodyPart::default();
         if self.next == 0 {
-            body.extend_from_slice(&HEADER);
-            self.put(&Piece::stored(self.head.clone()), &mut body);
+            part.bytes.extend_from_slice(&HEADER);
+            self.put(&Piece::stored(self.head.clone()), true, &mut part);
         } else if self.next < self.chunks {
-            self.put(&self.separator.clone(), &mut body);
+            self.put(&self.separator.clone(), false, &mut part);
         }
         let mut objects = 0;
         if let Some(chunk) = self.list.chunk(self.next) {
             objects = chunk.objects;
-            self.put(&chunk.piece, &mut body);
+            self.put(&chunk.piece, chunk.is_new, &mut part);
         }
         self.next += 1;
         let is_last = self.next >= self.chunks;
         if is_last {
-            self.put(&Piece::stored(self.tail.clone()), &mut body);
-            body.extend_from_slice(&end(self.checksum));
+            self.put(&Piece::stored(self.tail.clone()), true, &mut part);
+            part.bytes.extend_from_slice(&end(self.checksum));
         }
-        self.served.hub.metrics().snapshot_sent(objects, body.len());
-        self.notes.sent(objects, body.len());
-        Chunk { content: body.freeze(), is_last }
+        let BodyPart { bytes, pieces } = part;
+        let metrics = self.served.hub.metrics();
+        metrics.snapshot_sent(objects, bytes.len());
+        metrics.gzip_sent(pieces, bytes.len());
+        self.notes.sent(objects, bytes.len());
+        Chunk { content: bytes.freeze(), is_last }
     }
 }
 

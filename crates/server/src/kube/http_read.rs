@@ -51,6 +51,8 @@ pub struct HttpRead<'a> {
 pub struct ReadSettings {
     /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
+    /// Whether responses are compressed for clients that accept gzip.
+    pub gzip: bool,
     /// Whether requests are passed through to upstream.
     pub is_passed_through: bool,
     /// The answer if the cache has none.
@@ -135,7 +137,7 @@ impl<'a> HttpRead<'a> {
         &self,
         request: &Parts,
         info: &RequestInfo<'_>,
-        ReadSettings { feature_gates, fallback, .. }: ReadSettings,
+        ReadSettings { feature_gates, gzip, fallback, .. }: ReadSettings,
     ) -> Result<Vec<Option<Format>>, ReadError> {
         let accept = negotiate::accept_header(&request.headers)
             .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
@@ -149,7 +151,7 @@ impl<'a> HttpRead<'a> {
         let asked =
             asked.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
         let coded = |format: Format| {
-            let coding = self.coding(request, &format);
+            let coding = if gzip { self.coding(request, &format) } else { ContentCoding::Identity };
             format.coded(coding)
         };
         Ok(asked.map(|asked| asked.format(include).map(coded)).collect())

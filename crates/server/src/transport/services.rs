@@ -73,6 +73,8 @@ pub struct ServerOptions {
     pub consistent_list_bytes_min: usize,
     /// The alpha parts of the Kubernetes API that are on.
     pub feature_gates: FeatureGates,
+    /// Whether responses over HTTP are compressed for clients that accept gzip.
+    pub gzip: bool,
     /// Proxies whose `X-Forwarded-For` names their clients.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
@@ -142,6 +144,7 @@ impl Services {
         let kube_options = KubeApiOptions {
             consistent_list_bytes_min: options.consistent_list_bytes_min,
             feature_gates: options.feature_gates,
+            gzip: options.gzip,
             narrowed_by: options.narrowed_by.clone(),
             guard: options.guard.clone(),
         };

@@ -20,6 +20,10 @@ pub(super) struct CacheFamilies {
     events_dispatched: IntCounterVec,
     deliveries: IntCounterVec,
     sent_bytes: IntCounterVec,
+    gzip_pieces_made: IntCounterVec,
+    gzip_pieces_sent: IntCounterVec,
+    gzip_plain_bytes: IntCounterVec,
+    gzip_bytes: IntCounterVec,
     snapshot_objects_sent: IntCounterVec,
     subscriptions_started: IntCounterVec,
     subscriptions_finished: IntCounterVec,
@@ -74,7 +78,27 @@ impl CacheFamilies {
             )?,
             sent_bytes: register.counters(
                 "kubefan_sent_bytes_total",
-                "Bytes of messages handed to subscribers' connections, before compression and TLS.",
+                "Bytes handed to subscribers' connections, before HTTP/2 and TLS.",
+                &LABELS,
+            )?,
+            gzip_pieces_made: register.counters(
+                "kubefan_gzip_pieces_made_total",
+                "Parts of gzip bodies that were compressed or stored: events, and chunks of lists and of initial states.",
+                &LABELS,
+            )?,
+            gzip_pieces_sent: register.counters(
+                "kubefan_gzip_pieces_sent_total",
+                "Parts of gzip bodies handed to connections. One that was made once is sent to many.",
+                &LABELS,
+            )?,
+            gzip_plain_bytes: register.counters(
+                "kubefan_gzip_plain_bytes_total",
+                "Bytes that gzip bodies handed to connections have when they are decoded.",
+                &LABELS,
+            )?,
+            gzip_bytes: register.counters(
+                "kubefan_gzip_bytes_total",
+                "Bytes of gzip bodies handed to connections.",
                 &LABELS,
             )?,
             snapshot_objects_sent: register.counters(
@@ -215,6 +239,10 @@ pub struct CacheMetrics {
     dispatched: IntCounter,
     deliveries: IntCounter,
     sent_bytes: IntCounter,
+    gzip_pieces_made: IntCounter,
+    gzip_pieces_sent: IntCounter,
+    gzip_plain_bytes: IntCounter,
+    gzip_bytes: IntCounter,
     snapshot_objects_sent: IntCounter,
     started: IntCounter,
     latency: Histogram,
@@ -223,6 +251,25 @@ pub struct CacheMetrics {
     staleness: Gauge,
     all: Arc<CacheFamilies>,
     labels: [String; 4],
+}
+
+/// Parts of a gzip body.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct GzipPieces {
+    /// Number of parts that were compressed or stored for it. Others had been made before.
+    pub made: u64,
+    /// Number of parts.
+    pub sent: u64,
+    /// Bytes of the parts when they are decoded.
+    pub plain_bytes: u64,
+}
+
+impl std::ops::AddAssign for GzipPieces {
+    fn add_assign(&mut self, other: Self) {
+        self.made += other.made;
+        self.sent += other.sent;
+        self.plain_bytes += other.plain_bytes;
+    }
 }
 
 /// The gauges of one cache at one moment.
@@ -298,6 +345,10 @@ impl CacheMetrics {
             dispatched: all.events_dispatched.with_label_values(&base),
             deliveries: all.deliveries.with_label_values(&base),
             sent_bytes: all.sent_bytes.with_label_values(&base),
+            gzip_pieces_made: all.gzip_pieces_made.with_label_values(&base),
+            gzip_pieces_sent: all.gzip_pieces_sent.with_label_values(&base),
+            gzip_plain_bytes: all.gzip_plain_bytes.with_label_values(&base),
+            gzip_bytes: all.gzip_bytes.with_label_values(&base),
             snapshot_objects_sent: all.snapshot_objects_sent.with_label_values(&base),
             started: all.subscriptions_started.with_label_values(&base),
             latency: all.latency.with_label_values(&base),
@@ -330,6 +381,14 @@ impl CacheMetrics {
         if let Some(latency) = latency {
             self.latency.observe(latency.as_secs_f64());
         }
+    }
+
+    /// Counts parts of a gzip body, which are this many bytes, handed to a connection.
+    pub fn gzip_sent(&self, GzipPieces { made, sent, plain_bytes }: GzipPieces, bytes: usize) {
+        self.gzip_pieces_made.inc_by(made);
+        self.gzip_pieces_sent.inc_by(sent);
+        self.gzip_plain_bytes.inc_by(plain_bytes);
+        self.gzip_bytes.inc_by(bytes as u64);
     }
 
     /// Counts objects of a snapshot or a list handed to a subscriber's connection.

@@ -97,7 +97,7 @@ fn options(narrowed_by: &str, gates: &[&str]) -> KubeApiOptions {
         feature_gates.set(gate).unwrap();
     }
     let narrowed_by = FieldSelector::parse(narrowed_by).unwrap();
-    KubeApiOptions { consistent_list_bytes_min: 0, feature_gates, narrowed_by, guard: None }
+    KubeApiOptions { consistent_list_bytes_min: 0, feature_gates, gzip: true, narrowed_by, guard: None }
 }
 
 /// Sends a request with these headers, with passthrough and without.
