@@ -55,7 +55,7 @@ pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
 
 /// Apiservers of one cluster and two replicas in front of them, not started.
 pub(crate) fn replicas(sim: SimOptions, apiservers: usize, options: &NodeOptions, subscribers: usize) -> Arc<World> {
-    let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), ..sim });
+    let sim = SimApiserver::new(SimOptions { clock: || "2026-01-01T00:00:00Z".to_owned(), date: false, ..sim });
     let siblings = (1..apiservers).map(|number| sim.sibling(options.seed ^ number as u64));
     let apiservers: Vec<_> = [sim.clone()].into_iter().chain(siblings).collect();
     let peering = Peering::new(options.seed);

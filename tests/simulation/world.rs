@@ -190,7 +190,7 @@ impl World {
     pub(crate) fn other_cluster(&self) -> SimApiserver {
         let seed = self.nodes[0].options().seed ^ 0xf0e1;
         let clock = || "2026-01-01T00:00:00Z".to_owned();
-        let other = SimApiserver::new(SimOptions { seed, clock, ..SimOptions::default() });
+        let other = SimApiserver::new(SimOptions { seed, clock, date: false, ..SimOptions::default() });
         let mut random = Pcg64Mcg::seed_from_u64(seed);
         let mut truth = Truth::new();
         let ahead = self.sim.revision() + random.random_range(0..100);

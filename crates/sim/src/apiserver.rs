@@ -128,8 +128,11 @@ impl SimApiserver {
         let inner = self.inner;
         let dropped = inner.connection_token();
         async move {
+            let sends_date = inner.options.date;
             let service = service_fn(move |request: Request<Incoming>| http::handle(inner.clone(), request));
-            let server = auto::Builder::new(TokioExecutor::new());
+            let mut server = auto::Builder::new(TokioExecutor::new());
+            server.http1().auto_date_header(sends_date);
+            server.http2().auto_date_header(sends_date);
             let connection = server.serve_connection(TokioIo::new(connection), service);
             tokio::select! {
                 biased;

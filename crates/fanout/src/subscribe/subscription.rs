@@ -193,8 +193,8 @@ impl Subscription {
         }
     }
 
-    /// Ends a body over HTTP, after an event that says why, if it is not empty. Nothing may be taken
-    /// after it.
+    /// Ends a body over HTTP, after an event that says why, if it is not empty. Nothing may be
+    /// taken after it.
     pub fn end_body(&mut self, error_event: Bytes) -> FrameBuf {
         let mut frames = FrameBuf::default();
         if !self.view.encoder().is_gzip() {

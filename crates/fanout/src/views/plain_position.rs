@@ -1,7 +1,7 @@
 //! Positions in the plain bytes of a view's log, for the checksum at the end of a gzip body.
 //!
-//! A gzip body ends with the checksum of its plain bytes. A subscriber that takes a segment does not
-//! compute with it: it keeps the position where it began and the one that it has reached. Their
+//! A gzip body ends with the checksum of its plain bytes. A subscriber that takes a segment does
+//! not compute with it: it keeps the position where it began and the one that it has reached. Their
 //! difference is computed once, when the body ends or when the subscriber skips a part of the log.
 
 use std::sync::{Arc, OnceLock};

@@ -178,8 +178,8 @@ impl Segment {
     }
 
     /// Adds the messages from `cursor` on to `frames`, at most about `bytes_max` bytes and at least
-    /// one entry, for a client that has these bases of deltas. Encodes the segment if that was not done yet. Never called under a
-    /// view's lock.
+    /// one entry, for a client that has these bases of deltas. Encodes the segment if that was not
+    /// done yet. Never called under a view's lock.
     pub fn take(
         &self,
         cursor: Cursor,

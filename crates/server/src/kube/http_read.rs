@@ -124,12 +124,19 @@ impl<'a> HttpRead<'a> {
         Ok(())
     }
 
-    /// Negotiates the content coding. The messages of a websocket have none. Watches of Tables have
-    /// none either: their ages change with the time, so few share the same bytes.
+    /// Negotiates the content coding.
     fn coding(&self, request: &Parts, format: &Format) -> ContentCoding {
+        // The length of a compressed chunk tells how much its objects have in common, so someone who
+        // may write one Secret and see the length could guess at the others (BREACH).
+        let is_secret = self.path.group.is_empty() && self.path.resource == "secrets";
+        let is_websocket = hop_by_hop::upgrade(&request.headers).is_some();
+        // The ages in the rows of Tables change with the time, so few watches share the same bytes.
         let is_watch = matches!(self.request, ReadRequest::Watch(_));
-        let is_plain = hop_by_hop::upgrade(&request.headers).is_some() || !format.is_time_independent();
-        if is_watch && is_plain { ContentCoding::Identity } else { content_coding::negotiate(&request.headers) }
+        let is_watch_of_rows = is_watch && !format.is_time_independent();
+        if is_secret || is_websocket || is_watch_of_rows {
+            return ContentCoding::Identity;
+        }
+        content_coding::negotiate(&request.headers)
     }
 
     /// Negotiates the formats that the client accepts.
