@@ -14,6 +14,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
+use super::compression_budget::CompressionBudget;
 use super::tenant_bytes::{Tenant, TenantBytes, Tenants};
 
 /// Limit of all caches together for one purpose.
@@ -311,6 +312,7 @@ pub struct ProcessBudgets {
     indexes: ProcessBudget,
     backfills: ProcessBudget,
     selectors: ProcessBudget,
+    compression: CompressionBudget,
 }
 
 /// The budgets of one cache.
@@ -331,6 +333,8 @@ pub struct Budgets {
     /// Selectors and their part of the index of views. Never closed: to refuse new ones frees
     /// nothing.
     pub selectors: Budget,
+    /// CPU time for compression that few readers use.
+    pub compression: CompressionBudget,
 }
 
 impl ProcessBudgets {
@@ -344,6 +348,7 @@ impl ProcessBudgets {
             indexes: ProcessBudget::new(limits.indexes_bytes_max),
             backfills: ProcessBudget::new(limits.backfills_bytes_max),
             selectors: ProcessBudget::new(limits.selectors_bytes_max),
+            compression: CompressionBudget::default(),
         }
     }
 
@@ -358,6 +363,7 @@ impl ProcessBudgets {
             indexes: self.indexes.part(),
             backfills: self.backfills.part(),
             selectors: self.selectors.part(),
+            compression: self.compression.clone(),
         }
     }
 }
@@ -369,10 +375,11 @@ impl Default for ProcessBudgets {
 }
 
 impl Budgets {
-    /// Allows or forbids that more is retained for reuse.
+    /// Allows or forbids that more is retained for reuse, or compressed for few readers.
     pub fn open(&self, open: bool) {
         self.projected.open(open);
         self.chunks.open(open);
+        self.compression.open(open);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod budget;
 pub mod column_build;
 pub mod columns;
 pub mod comparison;
+mod compression_budget;
 pub mod conflated;
 pub mod equality_term;
 pub mod gap;
@@ -32,6 +33,7 @@ pub mod writer;
 
 pub use backfill::Backfill;
 pub use budget::{Budgets, ProcessBudgets, RetainedLimits};
+pub use compression_budget::CompressionBudget;
 pub use conflated::{ConflatedHistory, PriorState};
 pub use gap::Gap;
 pub use history::{History, HistoryCopy, PriorStep};

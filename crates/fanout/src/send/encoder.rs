@@ -33,6 +33,7 @@ use kubefan_model::{
     object::Object,
     table::Tables,
 };
+use tokio::time::Instant;
 
 use crate::send::{
     control,
@@ -44,6 +45,10 @@ use crate::send::{
 
 /// The number of events whose bytes are remembered. Views send an event at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
+
+/// The number of readers from which on it saves CPU time to compress an event: compressing it costs
+/// 5 ns for each byte, and sending a byte that it saves costs about 1.3 ns for each reader.
+const COMPRESSED_FROM: usize = 6;
 
 /// The delta bases that a client has: the objects whose bytes it still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +174,12 @@ impl Encoder {
     /// Compresses bytes that several subscribers are sent.
     pub fn compressed(&self, plain: Bytes) -> Piece {
         self.compressors.compress(plain)
+    }
+
+    /// Whether an event of about this many bytes is compressed for so many readers. It is stored if
+    /// it would cost more CPU time than it saves, and the budget for that is spent.
+    pub fn compresses(&self, bytes: usize, readers: usize) -> bool {
+        readers >= COMPRESSED_FROM || self.budgets.compression.take(bytes, Instant::now())
     }
 
     /// The budgets of the bytes that it retains.

@@ -34,9 +34,6 @@ use crate::send::{
 
 /// The approximate size of one segment, in bytes; a larger message is a segment of its own.
 pub const SEGMENT_BYTES: usize = 64 << 10;
-/// The number of subscribers from which on an event is compressed. With fewer, compressing it takes
-/// more time than sending the plain bytes.
-const COMPRESSED_FROM: usize = 8;
 /// The segments that one view retains, in bytes.
 const VIEW_SEGMENT_BYTES_MAX: usize = 4 << 20;
 
@@ -57,7 +54,7 @@ pub struct Segment {
 
 /// The part of a segment that only gzip bodies need.
 struct GzipSegment {
-    /// Whether enough subscribers take it that compression costs less than it saves.
+    /// Whether it is compressed, or stored.
     compresses: bool,
     /// The end of the segment before, if this one follows it.
     after: Option<SegmentEnd>,
@@ -252,12 +249,12 @@ struct GzipSegments {
 }
 
 impl GzipSegments {
-    fn next(&mut self, first: Cursor, end: Cursor, subscribers: usize) -> GzipSegment {
+    fn next(&mut self, first: Cursor, end: Cursor, compresses: bool) -> GzipSegment {
         self.runs += 1;
         let after = self.newest.take().filter(|(newest, _)| *newest == first).map(|(_, after)| after);
         let segment_end = SegmentEnd::default();
         self.newest = Some((end, segment_end.clone()));
-        GzipSegment { compresses: subscribers >= COMPRESSED_FROM, after, run: self.runs, end: segment_end }
+        GzipSegment { compresses, after, run: self.runs, end: segment_end }
     }
 }
 
@@ -271,8 +268,13 @@ impl Segments {
     /// from the log if there is none. `None` if the item is a gap and no part from there on is
     /// known: see [`Self::share_part`].
     ///
-    /// As many subscribers will take it.
-    pub fn at(&mut self, cursor: Cursor, log: &ViewLog, subscribers: usize) -> Option<Arc<Segment>> {
+    /// `compresses` says whether a part of gzip bodies with this many bytes is compressed.
+    pub fn at(
+        &mut self,
+        cursor: Cursor,
+        log: &ViewLog,
+        compresses: impl FnOnce(usize) -> bool,
+    ) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
             return Some(segment.clone());
@@ -280,7 +282,7 @@ impl Segments {
         let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
         let mut segment = Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes);
-        segment.gzip = self.gzip.as_mut().map(|gzip| gzip.next(segment.first, segment.end, subscribers));
+        segment.gzip = self.gzip.as_mut().map(|gzip| gzip.next(segment.first, segment.end, compresses(estimate_bytes)));
         Some(self.retain(segment))
     }
 
@@ -387,15 +389,15 @@ mod tests {
         let mut segments = Segments::new(budget.share(), false);
         let mut others = budget.share();
         others.set(BUDGET_BYTES / 2);
-        let first = segments.at(log.first(), &log, 2).unwrap();
-        let again = segments.at(log.first(), &log, 2).unwrap();
+        let first = segments.at(log.first(), &log, |_| true).unwrap();
+        let again = segments.at(log.first(), &log, |_| true).unwrap();
         assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
-        let second = segments.at(first.end, &log, 2).unwrap();
-        assert!(Arc::ptr_eq(&segments.at(first.end, &log, 2).unwrap(), &second));
+        let second = segments.at(first.end, &log, |_| true).unwrap();
+        assert!(Arc::ptr_eq(&segments.at(first.end, &log, |_| true).unwrap(), &second));
         assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.cost_bytes(), "older ones make room");
         segments.clear();
         others.set(BUDGET_BYTES);
-        segments.at(log.first(), &log, 2);
+        segments.at(log.first(), &log, |_| true);
         assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
     }
 
@@ -423,8 +425,8 @@ mod tests {
         let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share(), false)).collect::<Vec<_>>();
         let mut all: Vec<_> = budgets.iter().map(views).collect();
         for view in all.iter_mut().flatten() {
-            let first = view.at(log.first(), &log, 2).unwrap();
-            view.at(first.end, &log, 2);
+            let first = view.at(log.first(), &log, |_| true).unwrap();
+            view.at(first.end, &log, |_| true);
         }
         assert!(whole.used() <= BUDGET_BYTES, "{}", whole.used());
         for budget in &budgets {

@@ -342,10 +342,12 @@ impl View {
             return Ok(LogRun::Empty);
         }
         if cursor < log.end() {
-            // A segment pays only if several subscribers take it.
-            let is_shared = *subscribers > 1;
+            // A segment pays only if several subscribers take it, or if it may be compressed.
+            let readers = *subscribers;
+            let is_shared = readers > 1 || self.encoder.is_gzip();
             let run = if is_shared {
-                segments.at(cursor, log, *subscribers).map(LogRun::Shared)
+                let compresses = |bytes| self.encoder.compresses(bytes, readers);
+                segments.at(cursor, log, compresses).map(LogRun::Shared)
             } else {
                 cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared_at(cursor, entries))
             };
