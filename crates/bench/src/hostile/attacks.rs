@@ -1,6 +1,7 @@
 //! The attacks, by the resource that they use up.
 
 mod connections;
+mod encodings;
 mod http2;
 mod logs;
 mod reads;
@@ -10,11 +11,12 @@ mod unread;
 
 use super::attack::Attack;
 
-const TABLES: [&[Attack]; 7] = [
+const TABLES: [&[Attack]; 8] = [
     selections::ATTACKS,
     reads::ATTACKS,
     starts::ATTACKS,
     unread::ATTACKS,
+    encodings::ATTACKS,
     connections::ATTACKS,
     http2::ATTACKS,
     logs::ATTACKS,

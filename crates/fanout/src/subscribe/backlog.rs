@@ -179,6 +179,10 @@ fn take_chunks(
                 encoded.append_to(objects, is_new, &mut frames);
                 *sent += objects;
                 *next += 1;
+                // Compressing a chunk takes as long as a task may run.
+                if is_new {
+                    break (false, true);
+                }
             }
             ChunkFrame::Later => break (false, true),
             ChunkFrame::End => break (true, false),
