@@ -191,11 +191,14 @@ impl Cache {
 
     /// A subscriber that is up to date and waiting.
     pub(crate) fn subscribe(&self, labels: &str, fields: &str) -> Subscriber {
+        self.subscribe_in(Format::default(), labels, fields)
+    }
+
+    pub(crate) fn subscribe_in(&self, format: Format, labels: &str, fields: &str) -> Subscriber {
         let connection_waker = ConnectionWaker::new();
         let start = Start::Resume(self.hub.head().expect("a list"));
         let selection = self.kind.select(labels, fields);
-        let subscription =
-            self.hub.subscribe(selection, Format::default(), start, StreamWaker::new(&connection_waker, 1));
+        let subscription = self.hub.subscribe(selection, format, start, StreamWaker::new(&connection_waker, 1));
         let mut subscription = subscription.unwrap_or_else(|refusal| panic!("{refusal}"));
         assert!(subscription.take(BATCH_BYTES_MAX).is_ok_and(|frames| frames.is_none()), "nothing has happened");
         Subscriber { connection_waker, subscription, ready: ReadyStreams::new() }

@@ -26,8 +26,9 @@ use kubefan_fanout::{
     views::index::SelectorIndex,
 };
 use kubefan_model::{
+    Media,
     event::WatchEvent,
-    format::{Encoding, Format},
+    format::{ContentCoding, Encoding, Format},
     projection::Projection,
 };
 use nodes::Nodes;
@@ -59,6 +60,10 @@ const COMMIT_UNSEEN: usize = 15_590;
 const TAKE_ONE: usize = 1_133;
 /// Taking [`BATCH`] ready messages by one subscriber.
 const TAKE_BATCH: usize = 1_295;
+/// As [`TAKE_ONE`], an event of a watch over HTTP.
+const TAKE_ONE_HTTP: usize = 1_133;
+/// As [`TAKE_ONE_HTTP`], as a part of a gzip body, with the compression for the first subscriber.
+const TAKE_ONE_GZIP: usize = 1_300;
 /// Encoding an event of 1.5 KiB as a whole message.
 const ENCODE_JSON: usize = 2_356;
 /// Encoding the same event as a delta, including both projections.
@@ -129,6 +134,13 @@ fn one_view_committed(batch: usize) -> Fixture {
     one_view(batch).commit_all()
 }
 
+/// As [`one_view_committed`], for watches over HTTP.
+fn http_committed(coding: ContentCoding) -> Fixture {
+    let format = Format::http(Media::Json, Projection::default()).coded(coding);
+    let subscribers = |cache: &Cache| (0..SUBSCRIBERS).map(|_| cache.subscribe_in(format.clone(), "", "")).collect();
+    Fixture::new(1, subscribers).commit_all()
+}
+
 /// Subscribers that each select a node without events.
 fn other_nodes() -> Fixture {
     let node = |i| format!("spec.nodeName=other-{i}");
@@ -169,6 +181,18 @@ fn commit(fixture: Fixture) -> Fixture {
     setup = one_view_committed,
     teardown = each_received_a_batch,
     config = limited(TAKE_BATCH * SUBSCRIBERS)
+)]
+#[bench::http(
+    args = (ContentCoding::Identity),
+    setup = http_committed,
+    teardown = each_received_one,
+    config = limited(TAKE_ONE_HTTP * SUBSCRIBERS)
+)]
+#[bench::gzip(
+    args = (ContentCoding::Gzip),
+    setup = http_committed,
+    teardown = each_received_one,
+    config = limited(TAKE_ONE_GZIP * SUBSCRIBERS)
 )]
 fn take(fixture: Fixture) -> Fixture {
     black_box(fixture).deliver_all()
