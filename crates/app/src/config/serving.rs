@@ -212,8 +212,8 @@ section! {
     /// Set it if clients use one of these before the apiserver has it.
     /// [default: all are false]
     tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
-    /// Over HTTP, compress watches, and lists and objects of 128 KiB or more, for clients that accept
-    /// gzip. Turn it off if kubefan's CPU time costs more than bytes on the network.
+    /// Over HTTP, compress watches, and lists and objects of 128 KiB or more, for clients that
+    /// accept gzip. Turn it off if kubefan's CPU time costs more than bytes on the network.
     tuning.gzip("BOOL"): bool = true => gzip: bool, any;
 }
 

@@ -126,8 +126,8 @@ impl<'a> HttpRead<'a> {
 
     /// Negotiates the content coding.
     fn coding(&self, request: &Parts, format: &Format) -> ContentCoding {
-        // The length of a compressed chunk tells how much its objects have in common, so someone who
-        // may write one Secret and see the length could guess at the others (BREACH).
+        // The length of a compressed chunk tells how much its objects have in common, so someone
+        // who may write one Secret and see the length could guess at the others (BREACH).
         let is_secret = self.path.group.is_empty() && self.path.resource == "secrets";
         let is_websocket = hop_by_hop::upgrade(&request.headers).is_some();
         // The ages in the rows of Tables change with the time, so few watches share the same bytes.
