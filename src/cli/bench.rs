@@ -13,11 +13,11 @@ use std::{
 use clap::{Args, ValueEnum};
 use kubefan_app::config;
 use kubefan_bench::{
-    self, BenchError, BenchOptions, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child, floor,
+    self, BenchError, BenchOptions, Encoding, Projection, Protocol, Scenario, ServerKind, ServerSpec, Windows, child,
+    floor,
     hostile::{self, attack::Attack, attacker},
     report,
 };
-use kubefan_model::format::Encoding;
 
 use super::{
     error::CliError,
@@ -109,11 +109,12 @@ pub(super) struct BenchArgs {
     #[arg(long)]
     tls: bool,
 
-    /// Protocol between subscribers and kubefan; over http, objects are complete JSON
+    /// Protocol between subscribers and kubefan; over http, objects are complete
     #[arg(long, value_name = "PROTOCOL", value_enum, default_value_t)]
     protocol: Protocol,
 
-    /// Encoding of objects
+    /// Encoding of objects; over http also whether subscribers accept gzip, which the server uses
+    /// where it wants to
     #[arg(long, value_name = "ENCODING", value_enum, default_value_t)]
     encoding: Encoding,
 
@@ -260,7 +261,7 @@ impl BenchArgs {
         }
         let count = |number: u32| number as usize;
         let counts = |numbers: Vec<u32>| numbers.into_iter().map(count).collect();
-        Ok(BenchOptions {
+        let options = BenchOptions {
             scenarios,
             subscribers: count(self.subscribers),
             streams_per_connection: count(self.streams_per_connection),
@@ -291,7 +292,9 @@ impl BenchArgs {
             kubeconfig: self.kubeconfig,
             program,
             seed: self.seed,
-        })
+        };
+        options.check().map_err(CliError::plain)?;
+        Ok(options)
     }
 }
 
@@ -394,6 +397,14 @@ mod tests {
         let options = parse(&["--against", "/x/naive", "--against", "/y/naive"]).unwrap();
         let names: Vec<_> = options.servers.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names, ["kubefan", "naive", "/y/naive"]);
+    }
+
+    #[test]
+    fn gzip_needs_subscribers_over_http() {
+        let encoding = |args: &[&str]| parse(args).map(|options| options.encoding);
+        assert_eq!(encoding(&["--protocol", "http", "--encoding", "gzip"]), Ok(Encoding::Gzip));
+        let error = encoding(&["--encoding", "gzip"]).unwrap_err();
+        assert!(error.contains("--encoding gzip needs --protocol http"), "{error}");
     }
 
     #[test]

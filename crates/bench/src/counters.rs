@@ -42,6 +42,9 @@ pub(super) struct Counters {
     objects: AtomicU64,
     /// Bytes read from the sockets.
     bytes: AtomicU64,
+    /// Bytes of response bodies, as sent: without the framing of HTTP/2 and TLS, and compressed if
+    /// the server has compressed them.
+    body_bytes: AtomicU64,
     /// Number of reads that found live events.
     reads: AtomicU64,
     /// Cancelled at the first failure.
@@ -62,6 +65,7 @@ pub(super) struct Counts {
     pub(super) received: u64,
     pub(super) objects: u64,
     pub(super) bytes: u64,
+    pub(super) body_bytes: u64,
     pub(super) reads: u64,
 }
 
@@ -88,6 +92,7 @@ impl Counters {
             reached: Notify::new(),
             objects: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            body_bytes: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             failed: CancellationToken::new(),
             failure: Mutex::default(),
@@ -121,6 +126,10 @@ impl Counters {
 
     pub(super) fn add_bytes(&self, count: u64) {
         self.bytes.fetch_add(count, Relaxed);
+    }
+
+    pub(super) fn add_body_bytes(&self, count: u64) {
+        self.body_bytes.fetch_add(count, Relaxed);
     }
 
     /// Counts live events on one stream.
@@ -158,6 +167,7 @@ impl Counters {
             received: self.received.load(Acquire),
             objects: self.objects.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
+            body_bytes: self.body_bytes.load(Relaxed),
             reads: self.reads.load(Relaxed),
         }
     }

@@ -21,6 +21,22 @@ pub enum BenchError {
         /// The limit of open files.
         limit: u64,
     },
+    /// Subscribers with the configured protocol cannot ask for the encoding.
+    #[error("--encoding {encoding} needs --protocol {protocol}")]
+    EncodingOfProtocol {
+        /// The name of the encoding.
+        encoding: &'static str,
+        /// The protocol that it needs.
+        protocol: &'static str,
+    },
+    /// A scenario has encodings of its own.
+    #[error("the scenario {scenario} has encodings of its own; leave out --encoding {encoding}")]
+    EncodingOfScenario {
+        /// The name of the encoding.
+        encoding: &'static str,
+        /// The name of the scenario.
+        scenario: &'static str,
+    },
     /// A server did not start.
     #[error("{name} did not start: {message}")]
     Start {

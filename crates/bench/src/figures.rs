@@ -24,6 +24,8 @@ pub enum Figure {
     CpuRatio,
     /// Messages received by all subscribers together, per second of wall clock.
     DeliveriesPerSecond,
+    /// Bytes of response bodies, as sent, per message.
+    BodyBytesPerDelivery,
     /// Bytes read from the sockets, per message.
     BytesPerDelivery,
     /// Messages that a subscriber receives per wake-up.
@@ -82,7 +84,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of their columns.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::CpuPerDelivery,
         Self::FloorCpuPerDelivery,
         Self::FloorShare,
@@ -90,6 +92,7 @@ impl Figure {
         Self::CpuPerEventAndWatcher,
         Self::CpuPerClient,
         Self::CpuRatio,
+        Self::BodyBytesPerDelivery,
         Self::DeliveriesPerSecond,
         Self::SlowestSubscriberShare,
         Self::BytesPerDelivery,
@@ -131,6 +134,7 @@ impl Figure {
             Self::CpuRatio => "cpu_ratio",
             Self::DeliveriesPerSecond => "deliveries_per_second",
             Self::SlowestSubscriberShare => "slowest_subscriber_share",
+            Self::BodyBytesPerDelivery => "body_bytes_per_delivery",
             Self::BytesPerDelivery => "bytes_per_delivery",
             Self::MessagesPerRead => "messages_per_read",
             Self::LatencyP50 => "latency_ms_p50",
@@ -171,6 +175,7 @@ impl Figure {
             Self::CpuRatio => ("CPU ratio", 3),
             Self::DeliveriesPerSecond => ("deliveries/s", 0),
             Self::SlowestSubscriberShare => ("slowest", 3),
+            Self::BodyBytesPerDelivery => ("body B/delivery", 0),
             Self::BytesPerDelivery => ("B/delivery", 0),
             Self::MessagesPerRead => ("msgs/read", 1),
             Self::LatencyP50 => ("p50 ms", 2),

@@ -8,13 +8,16 @@
 //! Machines are noisy and differ from each other: compare servers within one invocation, and
 //! compare shares of the floor rather than microseconds.
 
+mod body;
 pub mod child;
 mod cluster;
 mod connector;
 mod counters;
+mod encoding;
 mod error;
 pub mod figures;
 pub mod floor;
+mod gzip_decoder;
 pub mod hostile;
 mod latency;
 mod livez;
@@ -47,6 +50,7 @@ use self::{
     tls::Certificate,
 };
 pub use self::{
+    encoding::Encoding,
     error::BenchError,
     options::{BenchOptions, Projection, Scenario, ServerKind, ServerSpec},
     report::Report,
@@ -69,6 +73,7 @@ pub async fn run(
     mut progress: impl FnMut(&str),
 ) -> Result<Vec<Report>, BenchError> {
     let mut stop = pin!(stop);
+    options.check()?;
     check_open_files(options)?;
     let directory = tempfile::tempdir()?;
     // Tokens are taken over TLS only.
@@ -167,6 +172,7 @@ fn line(variant: &scenario::Variant, figures: &Figures) -> String {
         Figure::FloorCpuPerDelivery,
         Figure::CpuPerEvent,
         Figure::CpuPerEventAndWatcher,
+        Figure::BodyBytesPerDelivery,
         Figure::LatencyP50,
         Figure::LatencyP99,
         Figure::RssPerSubscriber,

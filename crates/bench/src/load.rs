@@ -134,6 +134,7 @@ pub(super) async fn drive(
             received: after.received - before.received,
             objects: after.objects - before.objects,
             bytes: after.bytes - before.bytes,
+            body_bytes: after.body_bytes - before.body_bytes,
             reads: after.reads - before.reads,
         },
         elapsed,
@@ -166,11 +167,17 @@ impl LoadResult {
         self.counts.bytes as f64 / self.counts.received as f64
     }
 
+    /// Bytes of response bodies, per delivery.
+    pub(super) fn body_bytes(&self) -> f64 {
+        self.counts.body_bytes as f64 / self.counts.received as f64
+    }
+
     /// The figures of a load where every subscriber receives every change.
     pub(super) fn figures(&self) -> Figures {
         let mut figures = Figures::default();
         figures.set(Figure::CpuPerDelivery, self.cpu_micros());
         figures.set(Figure::DeliveriesPerSecond, self.counts.received as f64 / self.elapsed.as_secs_f64());
+        figures.set(Figure::BodyBytesPerDelivery, self.body_bytes());
         figures.set(Figure::BytesPerDelivery, self.bytes());
         figures.set(Figure::MessagesPerRead, self.counts.received as f64 / self.counts.reads as f64);
         figures.set(Figure::SlowestSubscriberShare, self.slowest_share);

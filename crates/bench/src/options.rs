@@ -2,8 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Protocol, Windows, hostile::attack::Attack};
-use kubefan_model::format::Encoding;
+use super::{BenchError, Encoding, Protocol, Windows, hostile::attack::Attack};
 
 /// Default rate of `paced` and `stalled`, in changes per second.
 const RATE: u32 = 200;
@@ -132,7 +131,7 @@ pub enum ServerKind {
         /// Process id of the server, on this machine.
         pid: u32,
     },
-    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server: JSON over HTTP/2. The cost
+    /// The apiserver of [`BenchOptions::kubeconfig`] as a watch server, over HTTP/2. The cost
     /// of the writes is measured without watchers and subtracted.
     Apiserver {
         /// Process id of the apiserver, on this machine.
@@ -181,7 +180,8 @@ pub struct BenchOptions {
     pub tls: bool,
     /// The protocol between subscribers and kubefan. An apiserver is always measured over HTTP.
     pub protocol: Protocol,
-    /// The encoding of objects.
+    /// The encoding of objects. It has an effect with `protocol` and `scenarios`
+    /// ([`Self::check`]).
     pub encoding: Encoding,
     /// The part of each object that is sent.
     pub projection: Projection,
@@ -234,6 +234,23 @@ impl Default for BenchOptions {
 }
 
 impl BenchOptions {
+    /// Checks that subscribers can ask for the encoding, and that the scenarios use it.
+    ///
+    /// # Errors
+    /// If the encoding would have no effect.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let Some(needed) = self.encoding.protocol() else { return Ok(()) };
+        let encoding = self.encoding.as_str();
+        if needed != self.protocol {
+            return Err(BenchError::EncodingOfProtocol { encoding, protocol: needed.as_str() });
+        }
+        let has_its_own = |scenario: &&Scenario| matches!(scenario, Scenario::Agents | Scenario::Access);
+        match self.scenarios.iter().find(has_its_own).filter(|_| needed == Protocol::Http) {
+            Some(scenario) => Err(BenchError::EncodingOfScenario { encoding, scenario: scenario.as_str() }),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn warm_up(&self) -> Duration {
         (self.duration / 4).min(WARM_UP_MAX)
     }
@@ -244,5 +261,31 @@ impl BenchOptions {
 
     pub(super) fn paced_rate(&self) -> u32 {
         self.rate.unwrap_or(RATE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_encoding_that_would_have_no_effect_is_refused() {
+        let refused = |encoding, protocol, scenarios: &[Scenario]| {
+            let options = BenchOptions { encoding, protocol, scenarios: scenarios.to_vec(), ..BenchOptions::default() };
+            options.check().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        for encoding in [Encoding::Gzip, Encoding::ProtobufGzip] {
+            assert_eq!(refused(encoding, Protocol::Http, &Scenario::DEFAULT), "");
+            assert!(refused(encoding, Protocol::Grpc, &Scenario::DEFAULT).contains("needs --protocol http"));
+            assert!(refused(encoding, Protocol::Http, &[Scenario::Fanout, Scenario::Agents]).contains("agents"));
+        }
+        for encoding in [Encoding::Zstd, Encoding::ZstdDelta] {
+            assert_eq!(refused(encoding, Protocol::Grpc, &[Scenario::Fanout, Scenario::Agents]), "");
+            assert!(refused(encoding, Protocol::Http, &Scenario::DEFAULT).contains("needs --protocol grpc"));
+        }
+        for protocol in [Protocol::Grpc, Protocol::Http] {
+            assert_eq!(refused(Encoding::Json, protocol, &[Scenario::Access]), "");
+            assert_eq!(refused(Encoding::Protobuf, protocol, &Scenario::DEFAULT), "");
+        }
     }
 }

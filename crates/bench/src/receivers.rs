@@ -2,9 +2,9 @@
 //! for the floor.
 //! They run on threads of their own and count the messages and bytes.
 //!
-//! They share the machine with the server under test, so they do as little as possible: no
-//! decoding, no copies, one task per connection, and flow-control windows large enough that the
-//! server never waits.
+//! They share the machine with the server under test, so they do as little as possible: no copies,
+//! no decoding except of gzip, one task per connection, and flow-control windows large enough that
+//! the server never waits.
 
 use std::{
     future::{pending, poll_fn},
@@ -28,8 +28,10 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
+    body::WatchBody,
     connector::Connector,
     counters::Counters,
+    encoding::Encoding,
     messages::{MessageKind, MessageReader, framed},
     rest::Endpoint,
     windows::Windows,
@@ -57,11 +59,21 @@ pub(super) enum ReceiverKind {
     /// gRPC watches. With `has_snapshot` a stream is ready once it has its snapshot, otherwise as
     /// soon as it is open.
     Grpc { request: RequestOf, has_snapshot: bool, windows: Windows },
-    /// HTTP watches: one line per event. The first `initial` lines are the initial state.
-    Http { endpoint: Endpoint, path: PathOf, initial: u64, windows: Windows },
+    /// HTTP watches.
+    Http { watches: HttpWatches, windows: Windows },
     /// The floor: messages of `message_bytes` without framing. The first `ready_bytes` of each
     /// connection are the initial state.
     Raw { message_bytes: u64, ready_bytes: u64 },
+}
+
+/// The watches of a set of HTTP receivers.
+#[derive(Clone)]
+pub(super) struct HttpWatches {
+    pub(super) endpoint: Endpoint,
+    pub(super) path: PathOf,
+    pub(super) encoding: Encoding,
+    /// Number of events at the beginning of each watch that are the initial state.
+    pub(super) initial: u64,
 }
 
 /// The configuration that all receivers of a set share.
@@ -148,8 +160,8 @@ async fn run_connection(config: &ReceiverConfig, streams: Range<usize>, opening:
             let watch = |send, stream| receive_grpc(send, stream, request, *has_snapshot, counters);
             run_http2(config, streams, permit, *windows, watch).await
         }
-        ReceiverKind::Http { endpoint, path, initial, windows } => {
-            let watch = |send, stream| receive_http(send, stream, endpoint, path(stream), *initial, counters);
+        ReceiverKind::Http { watches, windows } => {
+            let watch = |send, stream| receive_http(send, stream, watches, counters);
             run_http2(config, streams, permit, *windows, watch).await
         }
     }
@@ -196,32 +208,36 @@ async fn run_http2<F: Future<Output = Result<(), String>>>(
 async fn receive_http(
     send: SendRequest<Bytes>,
     stream: usize,
-    endpoint: &Endpoint,
-    path: String,
-    initial: u64,
+    watches: &HttpWatches,
     counters: &Counters,
 ) -> Result<(), String> {
     let failed = |error: h2::Error| format!("watch: {error}");
-    let request = endpoint.request(Method::GET, &path, None).map_err(|error| error.to_string())?;
+    let path = (watches.path)(stream);
+    let mut request = watches.endpoint.request(Method::GET, &path, None).map_err(|error| error.to_string())?;
+    watches.encoding.accept_watch(request.headers_mut());
     let mut send = send.ready().await.map_err(failed)?;
     let (head, mut body) = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?.into_parts();
     if !head.status.is_success() {
         return Err(format!("the apiserver answered {}", head.status));
     }
-    let mut missing = initial;
+    let mut events = WatchBody::new(watches.encoding, &head.headers)?;
+    let mut missing = watches.initial;
     if missing == 0 {
         counters.stream_ready();
     }
     while let Some(data) = body.data().await {
         let mut count = 0;
+        let mut bytes = 0;
         let mut next = Some(data);
         while let Some(data) = next {
             let data = data.map_err(failed)?;
             // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
-            count += memchr::memchr_iter(b'\n', &data).count() as u64;
+            bytes += data.len() as u64;
+            count += events.read(&data)?;
             next = body.data().now_or_never().flatten();
         }
+        counters.add_body_bytes(bytes);
         let of_initial = count.min(missing);
         missing -= of_initial;
         counters.add_objects(of_initial);
@@ -261,9 +277,11 @@ async fn receive_grpc(
             let data = data.map_err(|error| format!("stream: {error}"))?;
             // Cannot fail: this many bytes were just received.
             let _ = body.flow_control().release_capacity(data.len());
+            read.bytes += data.len() as u64;
             state.read(&data, counters, &mut read)?;
             next = body.data().now_or_never().flatten();
         }
+        counters.add_body_bytes(read.bytes);
         if read.objects > 0 {
             counters.add_objects(read.objects);
         }
@@ -309,6 +327,8 @@ struct Received {
     live: u64,
     /// Objects of the snapshot.
     objects: u64,
+    /// Bytes of the body.
+    bytes: u64,
 }
 
 /// The state of a gRPC watch.

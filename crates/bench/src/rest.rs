@@ -4,8 +4,8 @@
 use std::{path::Path, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use h2::client::SendRequest;
-use http::{HeaderValue, Method, Request, Uri, header};
+use h2::{RecvStream, client::SendRequest};
+use http::{HeaderValue, Method, Request, Response, Uri, header};
 use kubefan_common::kubeconfig::tls_config;
 use kubefan_upstream::settings::UpstreamSettings;
 use rustls::pki_types::ServerName;
@@ -13,7 +13,9 @@ use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::lookup_host;
 
-use super::{BenchError, connector::Connector, counters::Counters, windows::Windows};
+use super::{
+    BenchError, body::decoder_of, connector::Connector, counters::Counters, encoding::Encoding, windows::Windows,
+};
 
 /// Longest excerpt of an error response in an error message, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
@@ -98,8 +100,12 @@ pub(super) struct RestClient {
 
 impl RestClient {
     pub(super) async fn connect(endpoint: Endpoint) -> Result<Self, BenchError> {
-        let counters = Arc::new(Counters::new(0, false));
-        let transport = endpoint.connector.connect(&counters).await?;
+        Self::connect_counted(endpoint, &Arc::new(Counters::new(0, false))).await
+    }
+
+    /// Like [`Self::connect`], and counts the bytes read from the socket.
+    pub(super) async fn connect_counted(endpoint: Endpoint, counters: &Arc<Counters>) -> Result<Self, BenchError> {
+        let transport = endpoint.connector.connect(counters).await?;
         let windows = Windows::GO;
         let (send, connection) = h2::client::Builder::new()
             .initial_window_size(windows.stream)
@@ -128,24 +134,51 @@ impl RestClient {
         if response.status().is_success() { Ok(()) } else { Err(named(response.status().to_string())) }
     }
 
-    /// Reads a response to its end, discards it, and returns its size in bytes.
+    /// Reads a response in JSON to its end, discards it, and returns its size in bytes.
     pub(super) async fn download(&self, path: &str) -> Result<u64, BenchError> {
-        let named = |message: String| BenchError::Cluster(format!("GET {path}: {message}"));
-        let failed = |error: h2::Error| named(error.to_string());
-        let request = self.endpoint.request(Method::GET, path, None).map_err(|error| named(error.to_string()))?;
-        let mut send = self.send.clone().ready().await.map_err(failed)?;
-        let (head, mut body) = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?.into_parts();
-        if !head.status.is_success() {
-            return Err(named(head.status.to_string()));
-        }
+        self.list(path, Encoding::Json).await
+    }
+
+    /// Reads a list to its end, discards it, and returns the size of its body in bytes, as sent.
+    pub(super) async fn list(&self, path: &str, encoding: Encoding) -> Result<u64, BenchError> {
+        let mut body = self.get(path, encoding).await?.into_body();
         let mut bytes = 0;
-        while let Some(data) = body.data().await {
-            let data = data.map_err(failed)?;
-            // Cannot fail: this many bytes were just received.
-            let _ = body.flow_control().release_capacity(data.len());
-            bytes += data.len() as u64;
+        while let Some(data) = next_data(&mut body).await {
+            bytes += data.map_err(|error| of_get(path, &error))?.len() as u64;
         }
         Ok(bytes)
+    }
+
+    /// Reads a list to its end, and decodes it.
+    ///
+    /// # Errors
+    /// If a content coding is not complete and correct.
+    pub(super) async fn check_list(&self, path: &str, encoding: Encoding) -> Result<(), BenchError> {
+        let (head, mut body) = self.get(path, encoding).await?.into_parts();
+        let mut decoder = decoder_of(&head.headers).map_err(|message| of_get(path, &message))?;
+        while let Some(data) = next_data(&mut body).await {
+            let data = data.map_err(|error| of_get(path, &error))?;
+            if let Some(decoder) = &mut decoder {
+                decoder.decode(&data, |_| {}).map_err(|message| of_get(path, &message))?;
+            }
+        }
+        if decoder.is_some_and(|decoder| !decoder.is_at_end()) {
+            return Err(of_get(path, &"the body was cut off"));
+        }
+        Ok(())
+    }
+
+    /// Sends a request for a list, and waits for the head of the response.
+    async fn get(&self, path: &str, encoding: Encoding) -> Result<Response<RecvStream>, BenchError> {
+        let failed = |error: h2::Error| of_get(path, &error);
+        let mut request = self.endpoint.request(Method::GET, path, None).map_err(|error| of_get(path, &error))?;
+        encoding.accept_list(request.headers_mut());
+        let mut send = self.send.clone().ready().await.map_err(failed)?;
+        let response = send.send_request(request, true).map_err(failed)?.0.await.map_err(failed)?;
+        if !response.status().is_success() {
+            return Err(of_get(path, &response.status()));
+        }
+        Ok(response)
     }
 
     /// Sends JSON and returns the response.
@@ -179,4 +212,19 @@ impl RestClient {
         }
         serde_json::from_slice(&answer).map_err(|error| named(error.to_string()))
     }
+}
+
+/// Reads the next part of a body; `None` at its end.
+async fn next_data(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
+    let data = body.data().await?;
+    if let Ok(data) = &data {
+        // Cannot fail: this many bytes were just received.
+        let _ = body.flow_control().release_capacity(data.len());
+    }
+    Some(data)
+}
+
+/// The error of a GET request.
+fn of_get(path: &str, error: &dyn std::fmt::Display) -> BenchError {
+    BenchError::Cluster(format!("GET {path}: {error}"))
 }

@@ -5,8 +5,10 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kubefan_app::config::settings;
-use kubefan_common::proto::v1alpha1::{self, ProjectionType, Target, WatchRequest};
-use kubefan_model::format::Encoding;
+use kubefan_common::{
+    encoding::Encoding,
+    proto::v1alpha1::{self, ProjectionType, Target, WatchRequest},
+};
 use kubefan_upstream::client::encode_query;
 use prost::Message;
 use tempfile::NamedTempFile;
@@ -21,7 +23,7 @@ use super::{
     floor::Floor,
     load::{Load, LoadResult, Trigger, drive},
     process::Meter,
-    receivers::{ReceiverKind, Receivers},
+    receivers::{HttpWatches, ReceiverKind, Receivers},
     rest::Endpoint,
     source::{Source, pods_path},
     tls::Certificate,
@@ -218,16 +220,17 @@ impl Run<'_> {
             Protocol::Http => {
                 let path = move |stream| watch_path(&namespace, &selection(stream), version);
                 let initial = if version.is_none() { source.objects() as u64 } else { 0 };
-                ReceiverKind::Http {
+                let watches = HttpWatches {
                     endpoint: server.http_endpoint(),
                     path: Arc::new(path),
+                    encoding: options.encoding,
                     initial,
-                    windows: options.windows,
-                }
+                };
+                ReceiverKind::Http { watches, windows: options.windows }
             }
             Protocol::Grpc => {
                 let projection = options.projection;
-                let encoding = options.encoding;
+                let encoding = options.encoding.grpc();
                 let request = move |stream| request(&namespace, selection(stream), version, projection, encoding);
                 let has_snapshot = version.is_none();
                 ReceiverKind::Grpc { request: Arc::new(request), has_snapshot, windows: options.windows }

@@ -5,6 +5,7 @@ use std::io;
 use tokio::time::Instant;
 
 use crate::{
+    counters::Counts,
     figures::{Figure, Figures},
     process::Meter,
 };
@@ -24,14 +25,14 @@ impl FullStateCost {
         Ok(Self { resident_bytes, has_peak, cpu_nanos: meter.cpu_nanos()?, start: Instant::now() })
     }
 
-    /// The figures after all clients together have received `deliveries` objects. `bytes` is called
-    /// after the clock has stopped.
+    /// The figures after all clients together have received `deliveries` objects. `counts`, which
+    /// returns their bytes, is called after the clock has stopped.
     pub(super) fn finish(
         self,
         meter: &mut Meter,
         clients: usize,
         deliveries: usize,
-        bytes: impl FnOnce() -> u64,
+        counts: impl FnOnce() -> Counts,
     ) -> io::Result<Figures> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpu = (meter.cpu_nanos()? - self.cpu_nanos) as f64;
@@ -40,7 +41,9 @@ impl FullStateCost {
         figures.set(Figure::CpuPerDelivery, cpu / 1e3 / deliveries);
         figures.set(Figure::CpuPerClient, cpu / 1e6 / clients as f64);
         figures.set(Figure::DeliveriesPerSecond, deliveries / seconds);
-        figures.set(Figure::BytesPerDelivery, bytes() as f64 / deliveries);
+        let counts = counts();
+        figures.set(Figure::BodyBytesPerDelivery, counts.body_bytes as f64 / deliveries);
+        figures.set(Figure::BytesPerDelivery, counts.bytes as f64 / deliveries);
         figures.set(Figure::Seconds, seconds);
         if self.has_peak {
             figures.set(Figure::RssAddedPeak, meter.peak_bytes()?.saturating_sub(self.resident_bytes) as f64);

@@ -44,7 +44,9 @@ pub(super) async fn measure(run: &Run<'_>, source: &mut Source) -> Result<Vec<Sa
         figures.set(Figure::CpuPerDelivery, cpu as f64 / 1e3 / deliveries as f64);
         figures.set(Figure::CpuPerClient, cpu as f64 / 1e6 / subscribers as f64);
         figures.set(Figure::DeliveriesPerSecond, deliveries as f64 / elapsed.as_secs_f64());
-        figures.set(Figure::BytesPerDelivery, counters.counts().bytes as f64 / deliveries as f64);
+        let counts = counters.counts();
+        figures.set(Figure::BodyBytesPerDelivery, counts.body_bytes as f64 / deliveries as f64);
+        figures.set(Figure::BytesPerDelivery, counts.bytes as f64 / deliveries as f64);
         figures.set(Figure::Seconds, elapsed.as_secs_f64());
     }
     let bytes = floor_message_bytes(figures.get(Figure::BytesPerDelivery).unwrap_or(1.0));

@@ -68,6 +68,7 @@ pub(super) async fn by_node(run: &Run<'_>, source: &mut Source, views: usize) ->
     let mut figures = Figures::default();
     figures.set(Figure::CpuPerEvent, load_result.cpu_micros_per_event());
     figures.set(Figure::CpuPerDelivery, load_result.cpu_micros());
+    figures.set(Figure::BodyBytesPerDelivery, load_result.body_bytes());
     figures.set(Figure::BytesPerDelivery, load_result.bytes());
     Ok(vec![(Variant { name: "views by node", subscribers: views, batch: Some(BATCH) }, figures)])
 }

@@ -55,7 +55,7 @@ async fn measure_clients(
             result = churn(source, &counters, rate) => result?,
         },
     }
-    let figures = cost.finish(&mut server.meter, clients, source.objects() * clients, || counters.counts().bytes)?;
+    let figures = cost.finish(&mut server.meter, clients, source.objects() * clients, || counters.counts())?;
     drop(receivers);
     Ok(figures)
 }
