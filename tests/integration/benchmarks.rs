@@ -62,6 +62,10 @@ async fn clients_over_http_beside_kube_apiserver() {
         "paced --rate 20 --objects 500 --duration 3s --runs 5 --protocol http",
         "snapshot --objects 2000 --clients 20 --runs 5 --protocol http",
         "list --objects 2000 --clients 20 --runs 5 --protocol http",
+        "fanout --batch 32 --objects 500 --duration 3s --runs 5 --protocol http --encoding gzip",
+        "snapshot --objects 2000 --clients 20 --runs 5 --protocol http --encoding gzip",
+        "snapshot --objects 2000 --clients 20 --runs 5 --protocol http --encoding protobuf-gzip",
+        "list --objects 2000 --clients 20 --runs 5 --protocol http --encoding gzip",
     ])
     .await;
 }

@@ -1,36 +1,86 @@
 //! Bodies of HTTP responses: counts the events of a watch, whatever the media type and the content
 //! coding.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use http::{HeaderMap, header};
 
-use super::{encoding::Encoding, gzip_decoder::GzipDecoder};
-
-/// Size in bytes of the length before each event in protobuf.
-const LENGTH_BYTES: usize = 4;
+use super::{
+    encoding::Encoding,
+    event_counter::{EventCounter, GzipEvents},
+    gzip_decoder::GzipDecoder,
+    shared_body::{SharedBodies, SharedBody},
+};
 
 /// Counts the events of a watch whose body arrives in parts of any size.
 pub(super) struct WatchBody {
-    /// `None` if the body has no content coding.
-    decoder: Option<GzipDecoder>,
-    events: EventCounter,
+    content: Content,
+    /// Number of events so far of a gzip body.
+    events: u64,
+}
+
+/// The content coding of a body, and its reader.
+enum Content {
+    Identity(EventCounter),
+    /// Gzip, up to `position` the same bytes as other subscribers receive.
+    Shared {
+        body: Arc<Mutex<SharedBody>>,
+        position: u64,
+    },
+    /// Gzip that differs.
+    Own(GzipEvents),
 }
 
 impl WatchBody {
     /// Reads the content coding from the head of a response. A server need not use the one that the
-    /// subscriber accepts.
+    /// subscriber accepts. `shared` has the bodies of other subscribers, and `path` is the URL path
+    /// of the watch.
     ///
     /// # Errors
-    /// If it is unknown.
-    pub(super) fn new(encoding: Encoding, headers: &HeaderMap) -> Result<Self, String> {
-        Ok(Self { decoder: decoder_of(headers)?, events: EventCounter::new(encoding) })
+    /// If the content coding is unknown.
+    pub(super) fn new(
+        encoding: Encoding,
+        headers: &HeaderMap,
+        shared: &SharedBodies,
+        path: &str,
+    ) -> Result<Self, String> {
+        let mut content = Content::Identity(EventCounter::new(encoding));
+        if is_gzip(headers)? {
+            content = Content::Shared { body: shared.of(path, encoding), position: 0 };
+        }
+        Ok(Self { content, events: 0 })
     }
 
     /// Reads a part of the body. Returns the number of events that it completes.
+    ///
+    /// # Errors
+    /// If it is not gzip, or the subscriber can neither be compared with the others nor decode the
+    /// body itself.
     pub(super) fn read(&mut self, part: &[u8]) -> Result<u64, String> {
-        let Some(decoder) = &mut self.decoder else { return Ok(self.events.count(part)) };
-        let mut count = 0;
-        decoder.decode(part, |plain| count += self.events.count(plain))?;
-        Ok(count)
+        let events = match &mut self.content {
+            Content::Identity(counter) => return Ok(counter.count(part)),
+            Content::Own(own) => {
+                own.read(part)?;
+                own.events()
+            }
+            Content::Shared { body, position } => {
+                let mut shared = body.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(events) = shared.read(*position, part)? {
+                    *position += part.len() as u64;
+                    events
+                } else {
+                    let mut own = shared.decode_to(*position)?;
+                    drop(shared);
+                    own.read(part)?;
+                    let events = own.events();
+                    self.content = Content::Own(own);
+                    events
+                }
+            }
+        };
+        let completed = events.saturating_sub(self.events);
+        self.events = events;
+        Ok(completed)
     }
 }
 
@@ -39,62 +89,20 @@ impl WatchBody {
 /// # Errors
 /// If the content coding is unknown.
 pub(super) fn decoder_of(headers: &HeaderMap) -> Result<Option<GzipDecoder>, String> {
+    Ok(is_gzip(headers)?.then(GzipDecoder::default))
+}
+
+fn is_gzip(headers: &HeaderMap) -> Result<bool, String> {
     match headers.get(header::CONTENT_ENCODING).map(|coding| coding.as_bytes()) {
-        None | Some(b"identity") => Ok(None),
-        Some(b"gzip") => Ok(Some(GzipDecoder::default())),
+        None | Some(b"identity") => Ok(false),
+        Some(b"gzip") => Ok(true),
         Some(other) => Err(format!("the server sent the content coding {}", String::from_utf8_lossy(other))),
-    }
-}
-
-/// Counts events in plain bytes.
-enum EventCounter {
-    /// JSON: a line for each event.
-    Lines,
-    /// Protobuf: a length before each event.
-    Lengths {
-        length: [u8; LENGTH_BYTES],
-        /// Bytes of the length that have arrived.
-        length_bytes: usize,
-        /// Bytes of the current event still to come, once its length is complete.
-        missing_bytes: usize,
-    },
-}
-
-impl EventCounter {
-    fn new(encoding: Encoding) -> Self {
-        if encoding.is_protobuf() {
-            return Self::Lengths { length: [0; LENGTH_BYTES], length_bytes: 0, missing_bytes: 0 };
-        }
-        Self::Lines
-    }
-
-    fn count(&mut self, mut plain: &[u8]) -> u64 {
-        let Self::Lengths { length, length_bytes, missing_bytes } = self else {
-            return memchr::memchr_iter(b'\n', plain).count() as u64;
-        };
-        let mut count = 0;
-        while !plain.is_empty() {
-            if *length_bytes < LENGTH_BYTES {
-                let taken = plain.len().min(LENGTH_BYTES - *length_bytes);
-                length[*length_bytes..][..taken].copy_from_slice(&plain[..taken]);
-                *length_bytes += taken;
-                plain = &plain[taken..];
-                *missing_bytes = u32::from_be_bytes(*length) as usize;
-            }
-            let taken = plain.len().min(*missing_bytes);
-            plain = &plain[taken..];
-            *missing_bytes -= taken;
-            if *length_bytes == LENGTH_BYTES && *missing_bytes == 0 {
-                count += 1;
-                *length_bytes = 0;
-            }
-        }
-        count
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use http::HeaderValue;
     use kubefan_gzip::{Checksum, HEADER, Piece, end};
     use proptest::prelude::*;
@@ -103,6 +111,10 @@ mod tests {
 
     fn headers(coding: Option<&'static str>) -> HeaderMap {
         coding.into_iter().map(|coding| (header::CONTENT_ENCODING, HeaderValue::from_static(coding))).collect()
+    }
+
+    fn reader(encoding: Encoding, coding: Option<&'static str>, shared: &SharedBodies) -> Result<WatchBody, String> {
+        WatchBody::new(encoding, &headers(coding), shared, "/api/v1/pods?watch=1")
     }
 
     /// The plain bytes of events of these sizes.
@@ -137,24 +149,51 @@ mod tests {
                 body.extend_from_slice(&Piece::stored(plain.clone().into()).to_bytes());
                 body.extend_from_slice(&end(Checksum::of(&plain)));
             }
-            let mut reader = WatchBody::new(encoding, &headers(is_gzip.then_some("gzip"))).unwrap();
+            let shared = SharedBodies::default();
+            let coding = is_gzip.then_some("gzip");
+            let mut first = reader(encoding, coding, &shared).unwrap();
+            let mut second = reader(encoding, coding, &shared).unwrap();
             let mut rest = &body[..];
             let mut count = 0;
             for cut in cuts {
                 let (part, after) = rest.split_at(cut.min(rest.len()));
                 rest = after;
-                count += reader.read(part).unwrap();
+                count += first.read(part).unwrap();
             }
-            count += reader.read(rest).unwrap();
+            count += first.read(rest).unwrap();
             prop_assert_eq!(count, sizes.len() as u64);
+            prop_assert_eq!(second.read(&body).unwrap(), sizes.len() as u64);
+        }
+    }
+
+    #[test]
+    fn a_body_that_differs_from_the_others_is_counted_like_them() {
+        let body = |number: u8| {
+            let mut body = HEADER.to_vec();
+            for line in ["first\n".to_owned(), format!("{number}\n"), "last\n".to_owned()] {
+                body.extend_from_slice(&Piece::stored(Bytes::from(line)).to_bytes());
+            }
+            body
+        };
+        let shared = SharedBodies::default();
+        for number in 0..3 {
+            let mut reader = reader(Encoding::Gzip, Some("gzip"), &shared).unwrap();
+            let body = body(number);
+            let counts: Vec<u64> = body.chunks(4).map(|part| reader.read(part).unwrap()).collect();
+            assert_eq!(counts.iter().sum::<u64>(), 3);
+            assert_eq!(matches!(reader.content, Content::Own(_)), number > 0);
         }
     }
 
     #[test]
     fn only_gzip_and_identity_are_read() {
-        assert!(WatchBody::new(Encoding::Gzip, &headers(Some("identity"))).unwrap().decoder.is_none());
-        assert!(WatchBody::new(Encoding::Gzip, &headers(None)).unwrap().decoder.is_none());
-        assert!(WatchBody::new(Encoding::Json, &headers(Some("gzip"))).unwrap().decoder.is_some());
-        assert!(WatchBody::new(Encoding::Gzip, &headers(Some("br"))).is_err());
+        let shared = SharedBodies::default();
+        let is_identity = |encoding, coding| {
+            reader(encoding, coding, &shared).map(|reader| matches!(reader.content, Content::Identity(_)))
+        };
+        assert_eq!(is_identity(Encoding::Gzip, Some("identity")), Ok(true));
+        assert_eq!(is_identity(Encoding::Gzip, None), Ok(true));
+        assert_eq!(is_identity(Encoding::Json, Some("gzip")), Ok(false));
+        assert!(is_identity(Encoding::Gzip, Some("br")).is_err());
     }
 }

@@ -3,8 +3,8 @@
 //! They run on threads of their own and count the messages and bytes.
 //!
 //! They share the machine with the server under test, so they do as little as possible: no copies,
-//! no decoding except of gzip, one task per connection, and flow-control windows large enough that
-//! the server never waits.
+//! no decoding except of one gzip body for all that receive the same, one task per connection, and
+//! flow-control windows large enough that the server never waits.
 
 use std::{
     future::{pending, poll_fn},
@@ -34,6 +34,7 @@ use super::{
     encoding::Encoding,
     messages::{MessageKind, MessageReader, framed},
     rest::Endpoint,
+    shared_body::SharedBodies,
     windows::Windows,
 };
 
@@ -131,12 +132,15 @@ fn run_thread(config: &Arc<ReceiverConfig>, thread: usize, threads: usize, stop:
     let subscribers = config.counters.subscribers();
     runtime.block_on(async {
         let opening = Arc::new(Semaphore::new(OPENING_MAX));
+        // Not shared between threads, so that they do not wait for each other.
+        let bodies = Arc::new(SharedBodies::default());
         for first in (0..subscribers).step_by(config.streams_per_connection).skip(thread).step_by(threads) {
             let streams = first..(first + config.streams_per_connection).min(subscribers);
             let config = config.clone();
             let opening = opening.clone();
+            let bodies = bodies.clone();
             tokio::spawn(async move {
-                if let Err(message) = run_connection(&config, streams, &opening).await {
+                if let Err(message) = run_connection(&config, streams, &opening, &bodies).await {
                     config.counters.fail(message);
                 }
             });
@@ -147,7 +151,12 @@ fn run_thread(config: &Arc<ReceiverConfig>, thread: usize, threads: usize, stop:
 
 /// Runs one connection. It returns only if the server closes the connection or a watch, or on an
 /// error.
-async fn run_connection(config: &ReceiverConfig, streams: Range<usize>, opening: &Semaphore) -> Result<(), String> {
+async fn run_connection(
+    config: &ReceiverConfig,
+    streams: Range<usize>,
+    opening: &Semaphore,
+    bodies: &SharedBodies,
+) -> Result<(), String> {
     let counters = &config.counters;
     let permit = opening.acquire().await.map_err(|error| error.to_string())?;
     match &config.kind {
@@ -161,7 +170,7 @@ async fn run_connection(config: &ReceiverConfig, streams: Range<usize>, opening:
             run_http2(config, streams, permit, *windows, watch).await
         }
         ReceiverKind::Http { watches, windows } => {
-            let watch = |send, stream| receive_http(send, stream, watches, counters);
+            let watch = |send, stream| receive_http(send, stream, watches, bodies, counters);
             run_http2(config, streams, permit, *windows, watch).await
         }
     }
@@ -209,6 +218,7 @@ async fn receive_http(
     send: SendRequest<Bytes>,
     stream: usize,
     watches: &HttpWatches,
+    bodies: &SharedBodies,
     counters: &Counters,
 ) -> Result<(), String> {
     let failed = |error: h2::Error| format!("watch: {error}");
@@ -220,7 +230,7 @@ async fn receive_http(
     if !head.status.is_success() {
         return Err(format!("the apiserver answered {}", head.status));
     }
-    let mut events = WatchBody::new(watches.encoding, &head.headers)?;
+    let mut events = WatchBody::new(watches.encoding, &head.headers, bodies, &path)?;
     let mut missing = watches.initial;
     if missing == 0 {
         counters.stream_ready();
