@@ -26,7 +26,7 @@ pub enum EncodedChunk {
 
 impl EncodedChunk {
     /// Its size on the wire.
-    pub fn len(&self) -> usize {
+    pub fn wire_len(&self) -> usize {
         match self {
             Self::Message(bytes) => bytes.len(),
             Self::Piece(piece) => piece.wire_len(),

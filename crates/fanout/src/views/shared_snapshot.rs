@@ -228,7 +228,7 @@ impl Chunk {
         let mut made = None;
         let retained = self.0.encoded.get_or_init(|| {
             let chunk = made.insert(encode()).clone();
-            let share = encoder.budget().take(chunk.len())?;
+            let share = encoder.budget().take(chunk.wire_len())?;
             Some((chunk, share))
         });
         let is_new = made.is_some() || retained.is_none();
