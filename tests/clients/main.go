@@ -1,6 +1,6 @@
 // Command clients runs informers of client-go of every kind, or a leader election, against the
-// server of a kubeconfig. It knows nothing of kubefan. It prints its observations as JSON, so that
-// runs against two servers can be compared.
+// server of a kubeconfig, or single lists and watches. It knows nothing of kubefan. It prints its
+// observations as JSON, so that runs against two servers can be compared.
 package main
 
 import (
@@ -30,6 +30,7 @@ func main() {
 	versions := flag.Bool("versions", false, "instead, run one dynamic informer of -resources and print each version of its store")
 	resources := flag.String("resources", "", "the `RESOURCE.VERSION.GROUP` for -versions")
 	measured := flag.Bool("measure", false, "instead, run one informer of pods and take a benchmark's orders on stdin")
+	decoded := flag.String("decode", "", "instead, run the lists and watches of this `TASK` in JSON, and print what they read")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -40,6 +41,12 @@ func main() {
 		if err := os.Setenv("KUBE_FEATURE_WatchListClient", "false"); err != nil {
 			log.Fatal(err)
 		}
+	}
+	if *decoded != "" {
+		if err := decode(ctx, *decoded); err != nil {
+			log.Fatal(err)
+		}
+		return
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	if err != nil {

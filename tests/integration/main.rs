@@ -21,6 +21,7 @@ mod command_line;
 mod conformance;
 mod connections;
 mod credentials;
+mod decoders;
 mod demo;
 mod deploy;
 mod documented_commands;

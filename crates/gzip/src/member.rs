@@ -18,7 +18,7 @@ const LAST_BLOCK: [u8; 2] = [0x03, 0x00];
 pub const END_BYTES: usize = LAST_BLOCK.len() + 4 + 4;
 
 /// Ends a member whose plain bytes have this checksum. Only a response that is complete may end so:
-/// without the end a decoder reports that the body was cut off.
+/// without the end many decoders report that the body was cut off.
 pub fn end(plain: Checksum) -> [u8; END_BYTES] {
     let [first, second] = LAST_BLOCK;
     let [c0, c1, c2, c3] = plain.crc().to_le_bytes();

@@ -1,7 +1,9 @@
-//! Programs that a test runs: Go programs built from source, the examples in Rust, and a Python
-//! environment with the packages of a requirements file. Also files that are only in a Go module.
+//! Programs that a test runs: Go programs built from source, the examples in Rust, a Python
+//! environment with the packages of a requirements file, and Java classes with their jars. Also
+//! files that are only in a Go module.
 
 use std::{
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -15,6 +17,13 @@ pub(crate) fn run(name: &str, command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("this test needs {name}: {error}"));
     let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{name}: {}{}", printed(&output.stdout), printed(&output.stderr));
+}
+
+/// Whether a program runs with these arguments. The error says that it is not installed.
+pub(crate) fn installed(program: &str, args: &[&str]) -> Result<(), String> {
+    let ran = Command::new(program).args(args).output();
+    let is_there = ran.is_ok_and(|output| output.status.success());
+    is_there.then_some(()).ok_or(format!("{program} is not installed"))
 }
 
 /// Builds the Go program in `dir` and stores it as `name`. Only one build runs at a time.
@@ -89,4 +98,33 @@ pub(crate) fn python(name: &str, requirements: &Path) -> PathBuf {
     run("pip", Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(requirements));
     fs::write(requirements_stamp, text).expect("the stamp file is written");
     python
+}
+
+/// Compiles `source` in `dir` with the jars that the pom.xml beside it requires, and returns the
+/// class path. Both are stored as `name`, and made again whenever one of the files changes.
+pub(crate) fn java_classes(name: &str, dir: &Path, source: &str) -> OsString {
+    static COMPILING: Mutex<()> = Mutex::new(());
+    let _lock = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+    let read = |name: &str| fs::read_to_string(dir.join(name)).expect("the file exists");
+    let text = read("pom.xml") + &read(source);
+    let target = assets::target_dir().join("test-assets").join(name);
+    let jars = target.join("jars");
+    let classes = target.join("classes");
+    let class_path = [classes.as_os_str(), jars.join("*").as_os_str()].join(":".as_ref());
+    let stamp = target.join("stamp");
+    if fs::read_to_string(&stamp).is_ok_and(|stamp| stamp == text) {
+        return class_path;
+    }
+    let _ = fs::remove_dir_all(&target);
+    fs::create_dir_all(&target).expect("the directory is created");
+    // Maven would write beside its pom.xml.
+    fs::copy(dir.join("pom.xml"), target.join("pom.xml")).expect("the file is copied");
+    let mut maven = Command::new("mvn");
+    let output = format!("-DoutputDirectory={}", jars.display());
+    run("mvn", maven.args(["--quiet", "--batch-mode", "dependency:copy-dependencies", &output]).current_dir(&target));
+    let mut javac = Command::new("javac");
+    javac.arg("-d").arg(&classes).arg("-cp").arg(&class_path).arg(dir.join(source));
+    run("javac", &mut javac);
+    fs::write(stamp, text).expect("the stamp is written");
+    class_path
 }

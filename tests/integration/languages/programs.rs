@@ -61,13 +61,13 @@ fn measured_go() -> Result<Measured, String> {
 }
 
 fn go(name: &str, program: &str) -> Result<Command, String> {
-    installed("go", &["version"])?;
+    tools::installed("go", &["version"])?;
     let dir = Path::new(ROOT).join("clients/go/internal").join(program);
     Ok(Command::new(tools::go_program(name, &dir)))
 }
 
 fn python(environment: &str, requirements: &Path, module: &str) -> Result<Command, String> {
-    installed("python3", &["-c", "import venv, ensurepip"])?;
+    tools::installed("python3", &["-c", "import venv, ensurepip"])?;
     let mut runner = Command::new(tools::python(environment, requirements));
     let client = Path::new(ROOT).join("clients/python");
     // No compiled files in the source tree.
@@ -81,7 +81,7 @@ fn python(environment: &str, requirements: &Path, module: &str) -> Result<Comman
 fn typescript(program: &str, flags: &[&str]) -> Result<Command, String> {
     static COMPILING: Mutex<()> = Mutex::new(());
     let _alone = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
-    installed("npm", &["--version"])?;
+    tools::installed("npm", &["--version"])?;
     let dir = assets::target_dir().join("test-assets/languages-typescript");
     let client = Path::new(ROOT).join("clients/typescript");
     let mut runner = Command::new("node");
@@ -127,10 +127,4 @@ fn files(path: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(path).expect("the directory is read") {
         files(&entry.expect("an entry is read").path(), found);
     }
-}
-
-fn installed(program: &str, args: &[&str]) -> Result<(), String> {
-    let ran = Command::new(program).args(args).output();
-    let is_there = ran.is_ok_and(|output| output.status.success());
-    is_there.then_some(()).ok_or(format!("{program} is not installed"))
 }
