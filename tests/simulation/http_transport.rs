@@ -36,9 +36,9 @@ const ADDRESS: &str = "http://kubefan.test";
 
 /// Names of counts.
 pub(crate) const WATCHES_IN_GZIP: &str = "watches in gzip";
-pub(crate) const LISTS_IN_GZIP: &str = "lists in gzip";
+const LISTS_IN_GZIP: &str = "lists in gzip";
 pub(crate) const ENDS_IN_GZIP: &str = "bodies in gzip checked to their end";
-pub(crate) const COMPRESSED_EVENTS: &str = "events compressed in gzip";
+const COMPRESSED_EVENTS: &str = "events compressed in gzip";
 
 /// The time in which TCP keepalive notices that the other end is gone.
 const KEEPALIVE: Duration = Duration::from_secs(45);
