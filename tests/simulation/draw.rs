@@ -115,23 +115,58 @@ pub(crate) fn spec(random: &mut Pcg64Mcg, number: usize) -> Spec {
     }
 }
 
-/// A program that reads over HTTP.
-pub(crate) fn reader(random: &mut Pcg64Mcg, number: usize) -> Spec {
-    let reads = HttpReads {
+/// A program that reads over HTTP. `codings` draws the content coding.
+pub(crate) fn reader(random: &mut Pcg64Mcg, codings: &mut Pcg64Mcg, number: usize) -> Spec {
+    let reads = HttpReads { accepts_gzip: codings.random_bool(0.5), ..reads(random) };
+    let selections: Vec<_> = Selection::over_http().collect();
+    over_http(number, selections[random.random_range(0..selections.len())], reads)
+}
+
+/// Draws everything but the content coding.
+fn reads(random: &mut Pcg64Mcg) -> HttpReads {
+    HttpReads {
         is_protobuf: random.random_bool(0.4),
         is_http2: random.random_bool(0.5),
+        accepts_gzip: false,
         bookmarks: random.random_bool(0.7),
         page_size: [None, Some(3), Some(20), Some(500)][random.random_range(0..4)],
-    };
-    let selections: Vec<_> = Selection::over_http().collect();
+    }
+}
+
+fn over_http(number: usize, selection: Selection, reads: HttpReads) -> Spec {
     Spec {
         number,
-        selection: selections[random.random_range(0..selections.len())],
+        selection,
         encoding: Encoding::Json,
         interface: Interface::Http(reads),
         projected: Projected::default(),
         conflates: false,
         restarts: false,
+    }
+}
+
+/// Programs that read the same objects in the same form, in gzip. They are so many that a replica
+/// compresses the events that they share.
+pub(crate) struct Crowd {
+    selection: Selection,
+    is_protobuf: bool,
+}
+
+/// The number of programs of a crowd. Each replica has about half of them.
+pub(crate) const CROWD_READERS: usize = 20;
+
+impl Crowd {
+    /// Draws a crowd in a few seeds, because its programs are as many as all others.
+    pub(crate) fn draw(random: &mut Pcg64Mcg) -> Option<Crowd> {
+        let selections: Vec<_> = Selection::over_http().collect();
+        let selection = selections[random.random_range(0..selections.len())];
+        random.random_bool(1.0 / 16.0).then(|| Crowd { selection, is_protobuf: random.random_bool(0.4) })
+    }
+
+    /// A program of the crowd.
+    pub(crate) fn reader(&self, random: &mut Pcg64Mcg, number: usize) -> Spec {
+        let reads = HttpReads { is_protobuf: self.is_protobuf, accepts_gzip: true, ..reads(random) };
+        over_http(number, self.selection, reads)
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct HttpReads {
     pub(crate) is_protobuf: bool,
     /// One connection for all requests. Otherwise one for each request, each to the next replica.
     pub(crate) is_http2: bool,
+    /// Requests accept gzip.
+    pub(crate) accepts_gzip: bool,
     /// Watches from a version ask for bookmarks.
     pub(crate) bookmarks: bool,
     /// The limit of lists.
@@ -78,7 +80,10 @@ impl fmt::Display for Spec {
         let by = match interface {
             Interface::Generated => "generated client",
             Interface::Library => "library",
-            Interface::Http(reads) => return write!(f, "subscriber {number} ({selection:?}, {reads:?})"),
+            Interface::Http(reads) => {
+                let gzip = if reads.accepts_gzip { ", gzip" } else { "" };
+                return write!(f, "subscriber {number} ({selection:?}, {reads:?}{gzip})");
+            }
         };
         let projection = match projected.request() {
             None => String::new(),

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::{StreamExt, future::BoxFuture, stream};
 use http_body_util::{BodyExt, Empty};
 use hyper::{
-    body::Incoming,
+    body::{Body as _, Incoming},
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -26,12 +26,19 @@ use kubefan_client::{
 use tokio::time::timeout;
 
 use super::{
+    gzip_decoder::GzipDecoder,
     link::End,
     subscriber::ClientSettings,
     world::{SubscriberControl, World},
 };
 
 const ADDRESS: &str = "http://kubefan.test";
+
+/// Names of counts.
+pub(crate) const WATCHES_IN_GZIP: &str = "watches in gzip";
+const LISTS_IN_GZIP: &str = "lists in gzip";
+pub(crate) const ENDS_IN_GZIP: &str = "bodies in gzip checked to their end";
+const COMPRESSED_EVENTS: &str = "events compressed in gzip";
 
 /// The time in which TCP keepalive notices that the other end is gone.
 const KEEPALIVE: Duration = Duration::from_secs(45);
@@ -42,8 +49,16 @@ pub(crate) struct Transport {
     number: usize,
     window_bytes: u32,
     turn: Arc<AtomicUsize>,
+    accepts_gzip: bool,
     /// One connection for all requests, while it lives. `None` for HTTP/1.1.
     shared: Option<Mutex<Option<http2::SendRequest<Empty<Bytes>>>>>,
+}
+
+/// The requests of a program over HTTP.
+#[derive(Clone, Copy)]
+pub(crate) struct RequestOptions {
+    pub(crate) is_http2: bool,
+    pub(crate) accepts_gzip: bool,
 }
 
 impl Transport {
@@ -52,10 +67,12 @@ impl Transport {
         number: usize,
         settings: &ClientSettings,
         turn: &Arc<AtomicUsize>,
-        is_http2: bool,
+        options: RequestOptions,
     ) -> Transport {
+        let RequestOptions { is_http2, accepts_gzip } = options;
         let shared = is_http2.then(Mutex::default);
-        Transport { world: world.clone(), number, window_bytes: settings.window_bytes, turn: turn.clone(), shared }
+        let window_bytes = settings.window_bytes;
+        Transport { world: world.clone(), number, window_bytes, turn: turn.clone(), accepts_gzip, shared }
     }
 
     /// The replica of the next request, unless the connection breaks before.
@@ -74,7 +91,10 @@ impl Transport {
 
     async fn send(&self, path: &str, accept: &'static str) -> Result<http::Response<Incoming>, ClientError> {
         let request = |uri: String| {
-            let request = http::Request::get(uri).header(http::header::ACCEPT, accept);
+            let mut request = http::Request::get(uri).header(http::header::ACCEPT, accept);
+            if self.accepts_gzip {
+                request = request.header(http::header::ACCEPT_ENCODING, "gzip");
+            }
             request.header(http::header::HOST, "kubefan.test").body(Empty::new()).map_err(unreachable)
         };
         let Some(shared) = &self.shared else {
@@ -110,20 +130,29 @@ impl HttpTransport for Transport {
     fn get(&self, path_and_query: String, accept: &'static str) -> BoxFuture<'_, Result<HttpResponse, ClientError>> {
         Box::pin(async move {
             let response = before(&self.world.controls[self.number], self.send(&path_and_query, accept)).await?;
+            let is_watch = path_and_query.contains("watch=");
             let status = response.status().as_u16();
             let retry_after = response.headers().get(http::header::RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-            let parts = (response.into_body(), self.world.clone(), self.number);
-            let body = stream::try_unfold(parts, |(mut body, world, number)| async move {
-                loop {
-                    let frame = async { body.frame().await.transpose().map_err(unreachable) };
-                    let frame = before(&world.controls[number], frame).await?;
-                    match frame.map(http_body::Frame::into_data) {
-                        None => return Ok(None),
-                        Some(Ok(data)) => return Ok(Some((data, (body, world, number)))),
-                        Some(Err(_)) => {}
-                    }
+            let gzip = match response.headers().get(http::header::CONTENT_ENCODING) {
+                None => None,
+                Some(coding) if self.accepts_gzip && coding == "gzip" => {
+                    self.world.count(if is_watch { WATCHES_IN_GZIP } else { LISTS_IN_GZIP }, 1);
+                    Some(GzipDecoder::new())
                 }
+                Some(coding) => return Err(damaged(format!("the body has the coding {coding:?}"))),
+            };
+            let body = ReceivedBody {
+                incoming: response.into_body(),
+                is_http2: self.shared.is_some(),
+                is_watch,
+                gzip,
+                world: self.world.clone(),
+                number: self.number,
+            };
+            let body = stream::try_unfold(body, |mut body| async move {
+                let data = body.next().await?;
+                Ok(data.map(|data| (data, body)))
             });
             Ok(HttpResponse { status, retry_after, body: body.boxed() })
         })
@@ -131,6 +160,51 @@ impl HttpTransport for Transport {
 
     fn address(&self) -> &str {
         ADDRESS
+    }
+}
+
+/// A body that is being received, and decoded.
+struct ReceivedBody {
+    incoming: Incoming,
+    is_http2: bool,
+    is_watch: bool,
+    /// `None` for a body without a content coding.
+    gzip: Option<GzipDecoder>,
+    world: Arc<World>,
+    number: usize,
+}
+
+impl ReceivedBody {
+    /// The next bytes without a content coding; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        loop {
+            let frame = async { self.incoming.frame().await.transpose().map_err(unreachable) };
+            let Some(frame) = before(&self.world.controls[self.number], frame).await? else {
+                return self.check_end().map(|()| None);
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            let Some(decoder) = &mut self.gzip else { return Ok(Some(data)) };
+            let plain = decoder.decode(&data).map_err(damaged)?;
+            self.world.count(ENDS_IN_GZIP, decoder.has_ended().into());
+            let compressed = decoder.take_compressed();
+            self.world.count(COMPRESSED_EVENTS, if self.is_watch { compressed } else { 0 });
+            if !plain.is_empty() {
+                return Ok(Some(plain.into()));
+            }
+        }
+    }
+
+    /// Checks that a body which HTTP takes for complete is a whole gzip member.
+    fn check_end(&self) -> Result<(), ClientError> {
+        let Some(decoder) = &self.gzip else { return Ok(()) };
+        if decoder.has_ended() {
+            return Ok(());
+        }
+        // hyper takes a stream that was reset without an error for one that has ended.
+        if self.is_http2 && !self.incoming.is_end_stream() {
+            return Err(unreachable("the stream was reset inside of a gzip member"));
+        }
+        Err(damaged("the body has ended inside of its gzip member".to_owned()))
     }
 }
 
@@ -147,6 +221,11 @@ async fn before<T>(
             Err(_) => {}
         }
     }
+}
+
+/// The server has sent a body that no client can decode. The oracle takes it for a violation.
+fn damaged(message: String) -> ClientError {
+    ClientError::Undecodable { address: ADDRESS.to_owned(), message }
 }
 
 fn unreachable(error: impl Display) -> ClientError {

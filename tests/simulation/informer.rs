@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     history::Encoding,
-    http_transport::Transport,
+    http_transport::{RequestOptions, Transport},
     selection::Selection,
     subscriber::{self, ClientSettings},
     truth::read_place,
@@ -53,6 +53,8 @@ pub(crate) struct InformerSpec {
     pub(crate) number: usize,
     pub(crate) selection: Selection,
     pub(crate) protocol: Protocol,
+    /// HTTP only: requests accept gzip.
+    pub(crate) accepts_gzip: bool,
     /// gRPC only.
     pub(crate) encoding: Encoding,
     /// gRPC only: `on_lag` CONFLATE.
@@ -77,7 +79,14 @@ const ALL_CALLS_MAX: Duration = Duration::from_secs(30);
 
 impl InformerSpec {
     /// Draws an informer. The first two of a seed use gRPC and HTTP.
-    pub(crate) fn draw(random: &mut Pcg64Mcg, number: usize, place: usize, objects: usize) -> InformerSpec {
+    /// `codings` draws the content coding.
+    pub(crate) fn draw(
+        random: &mut Pcg64Mcg,
+        codings: &mut Pcg64Mcg,
+        number: usize,
+        place: usize,
+        objects: usize,
+    ) -> InformerSpec {
         let http = [Protocol::Http1, Protocol::Http2];
         let any = [Protocol::Grpc, Protocol::Http1, Protocol::Http2];
         let encodings = [Encoding::Json, Encoding::Zstd, Encoding::Deltas];
@@ -89,6 +98,7 @@ impl InformerSpec {
                 1 => http[random.random_range(0..2)],
                 _ => any[random.random_range(0..3)],
             },
+            accepts_gzip: codings.random_bool(0.5),
             encoding: encodings[random.random_range(0..3)],
             conflates: random.random_bool(0.7),
             restarts: random.random_bool(0.5),
@@ -109,10 +119,13 @@ impl InformerSpec {
 
 impl std::fmt::Display for InformerSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let InformerSpec { number, selection, protocol, encoding, .. } = self;
+        let InformerSpec { number, selection, protocol, accepts_gzip, encoding, .. } = self;
         match protocol {
             Protocol::Grpc => write!(f, "informer {number} ({selection:?}, gRPC, {encoding:?})"),
-            Protocol::Http1 | Protocol::Http2 => write!(f, "informer {number} ({selection:?}, {protocol:?})"),
+            Protocol::Http1 | Protocol::Http2 => {
+                let gzip = if *accepts_gzip { ", gzip" } else { "" };
+                write!(f, "informer {number} ({selection:?}, {protocol:?}{gzip})")
+            }
         }
     }
 }
@@ -268,8 +281,8 @@ fn source(
             });
         return Arc::new(list_watch);
     }
-    let is_http2 = spec.protocol == Protocol::Http2;
-    let transport = Transport::new(world, spec.number, settings, turn, is_http2);
+    let options = RequestOptions { is_http2: spec.protocol == Protocol::Http2, accepts_gzip: spec.accepts_gzip };
+    let transport = Transport::new(world, spec.number, settings, turn, options);
     let options = HttpListWatchOptions {
         namespace: target.namespace,
         label_selector: target.label_selector,

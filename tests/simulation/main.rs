@@ -10,6 +10,7 @@
 mod concurrent_lists;
 mod draw;
 mod faults;
+mod gzip_decoder;
 mod history;
 mod http_transport;
 mod informer;

@@ -245,11 +245,12 @@ impl Walk<'_> {
             Observation::Undecodable(why) => {
                 self.phase = Phase::Closed;
                 // With another schema the replica may have other bytes at the client's version.
-                let other_bases = self.truth.schemas > 1 && self.spec.encoding == Encoding::Deltas;
+                let has_bases = self.spec.encoding == Encoding::Deltas;
+                let other_bases = self.truth.schemas > 1;
                 return self.retain_fitting(|_, position| {
                     // The client said that it had kept the state, which was not true after the
                     // restore.
-                    if position.mixed || other_bases {
+                    if has_bases && (position.mixed || other_bases) {
                         return Ok(position);
                     }
                     Err((Guarantee::Reliable, format!("got a message that cannot be decoded: {why}")))

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 
 use super::{
     history::{Freshness, HttpReads, Observation, ReceivedEvent, Recorder, Spec},
-    http_transport::Transport,
+    http_transport::{RequestOptions, Transport},
     schema,
     subscriber::ClientSettings,
     truth::{Kind, last_place},
@@ -47,7 +47,9 @@ pub(crate) async fn run(
 ) {
     sleep(settings.start_after).await;
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
-    let transport = Transport::new(&world, spec.number, &settings, &turn, reads.is_http2);
+    let HttpReads { is_http2, accepts_gzip, .. } = reads;
+    let options = RequestOptions { is_http2, accepts_gzip };
+    let transport = Transport::new(&world, spec.number, &settings, &turn, options);
     world.controls[spec.number].can_start_over.store(true, Ordering::Relaxed);
     let mut reader = Reader { world, spec, reads, transport, recorder, random, known: 0 };
     loop {
@@ -135,8 +137,11 @@ impl Reader {
         Err(Ended)
     }
 
-    /// The network broke the connection.
+    /// The network broke the connection, or the body cannot be decoded.
     fn lost(&self, error: &ClientError) -> Ended {
+        if let ClientError::Undecodable { message, .. } = error {
+            return self.undecodable(message.clone());
+        }
         let code = format!("{:?}", error.code());
         let message = error.to_string();
         self.recorder.note(Observation::Ended { code, reason: String::new(), message }, None);

@@ -209,8 +209,11 @@ async fn run(seed: u64, options: &Options) -> Report {
     let streams = random.random_range(8..=14);
     let readers = random.random_range(3..=5);
     let informers = random.random_range(2..=3);
+    // A generator of its own: the rest of a seed does not depend on the content codings.
+    let mut codings = Pcg64Mcg::seed_from_u64(!seed);
+    let crowd = draw::Crowd::draw(&mut codings);
     // Their numbers follow each other: the streams over gRPC, the readers over HTTP, the informers.
-    let subscribers: usize = streams + readers;
+    let subscribers: usize = streams + readers + if crowd.is_some() { draw::CROWD_READERS } else { 0 };
     let world = draw::world(&mut random, subscribers + informers);
     let objects = draw::objects(&mut random);
     let mut workload = Workload::new(fork(&mut random), objects);
@@ -223,7 +226,11 @@ async fn run(seed: u64, options: &Options) -> Report {
     let mut recorders = Vec::new();
     let mut tasks = JoinSet::new();
     for number in 0..subscribers {
-        let spec = if number < streams { draw::spec(&mut random, number) } else { draw::reader(&mut random, number) };
+        let spec = match &crowd {
+            _ if number < streams => draw::spec(&mut random, number),
+            Some(crowd) if number >= streams + readers => crowd.reader(&mut random, number),
+            _ => draw::reader(&mut random, &mut codings, number),
+        };
         let settings = draw::settings(&mut random);
         world.note(format!("{spec}: {settings:?}"));
         let recorder = Recorder::new(spec.clone(), world.clock());
@@ -239,7 +246,7 @@ async fn run(seed: u64, options: &Options) -> Report {
 
     let mut running = Vec::new();
     for place in 0..informers {
-        let spec = InformerSpec::draw(&mut random, subscribers + place, place, objects);
+        let spec = InformerSpec::draw(&mut random, &mut codings, subscribers + place, place, objects);
         let settings = draw::settings(&mut random);
         world.note(format!("{spec:?}: {settings:?}"));
         let informer = RunningInformer::new(InformerRecorder::new(spec.clone(), world.clock()));
@@ -313,6 +320,9 @@ async fn run(seed: u64, options: &Options) -> Report {
         tally(&histories).into_iter().chain(tally_informers(&informers)).chain(straight(&histories, &informers))
     {
         *counts.entry(name).or_default() += count;
+    }
+    for (name, count) in &*world.counts.lock().unwrap() {
+        counts.insert((*name).to_owned(), *count);
     }
     for (kind, count) in faults.counts() {
         *counts.entry(format!("fault: {kind}")).or_default() += count;

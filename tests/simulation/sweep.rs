@@ -15,6 +15,7 @@ use std::{
 
 use super::{
     faults::KINDS,
+    http_transport::{ENDS_IN_GZIP, WATCHES_IN_GZIP},
     seed::{Options, Report, run_seed},
 };
 
@@ -31,7 +32,7 @@ const EVENTS_LEAST: u64 = 500;
 const FAULTS_LEAST: u64 = 5;
 
 /// Counts that must be high in a large sweep.
-const EXPECTED: [&str; 30] = [
+const EXPECTED: [&str; 32] = [
     "kubefan_resumes_total ring",
     "kubefan_resumes_total backfill",
     "kubefan_resumes_total expired",
@@ -62,6 +63,8 @@ const EXPECTED: [&str; 30] = [
     "reads over HTTP: states of any version",
     "streams ended: LIMIT_REACHED",
     "requests upstream: list of metadata",
+    WATCHES_IN_GZIP,
+    ENDS_IN_GZIP,
 ];
 
 /// Counts that may be lower in a large sweep.

@@ -19,6 +19,7 @@ pub(crate) fn tally_informers(histories: &[InformerHistory]) -> BTreeMap<String,
                 Observed::Complete(_) => "complete states",
                 Observed::Batch => "gaps and catch-ups",
                 Observed::Failed(_) => "failures",
+                Observed::Undecodable(_) => "bodies that cannot be decoded",
                 Observed::Call { .. } => "calls of handlers",
                 Observed::Read { .. } => "reads of the store",
             };

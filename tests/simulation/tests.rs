@@ -1,6 +1,7 @@
-//! The simulation tests of `cargo test`: a few random seeds, each twice, the named cases, and a
-//! test that the oracle can fail.
+//! The simulation tests of `cargo test`: a few random seeds, each twice, the named cases, and
+//! tests that the oracle and the decoder of gzip bodies can fail.
 
+mod gzip_decoder_detects_faults;
 mod informer_check_detects_faults;
 mod named_cases;
 mod oracle_detects_faults;
@@ -28,7 +29,8 @@ pub(crate) fn run(first: u64) -> ExitCode {
         .map(twice)
         .chain(named_cases::trials())
         .chain(oracle_detects_faults::trials())
-        .chain(informer_check_detects_faults::trials());
+        .chain(informer_check_detects_faults::trials())
+        .chain(gzip_decoder_detects_faults::trials());
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }
 

@@ -2,6 +2,7 @@
 //! controls of the subscribers, and the story.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -41,6 +42,8 @@ pub(crate) struct World {
     pub(crate) memory_short: Mutex<Option<Duration>>,
     /// A time in which no fault is active, or has an effect any more.
     pub(crate) quiet: Mutex<Option<Range<Duration>>>,
+    /// Counts for the table of a sweep.
+    pub(crate) counts: Mutex<BTreeMap<&'static str, u64>>,
     /// Times of the changes of the schema.
     schema_changes: Mutex<Vec<Duration>>,
 }
@@ -135,6 +138,7 @@ impl World {
             story: Mutex::default(),
             memory_short: Mutex::default(),
             quiet: Mutex::default(),
+            counts: Mutex::default(),
             schema_changes: Mutex::default(),
         });
         for apiserver in &world.apiservers {
@@ -205,6 +209,11 @@ impl World {
     /// Adds a line to the story.
     pub(crate) fn note(&self, what: impl Into<String>) {
         self.story.lock().unwrap().push((self.now(), what.into()));
+    }
+
+    /// Counts something that happened so often.
+    pub(crate) fn count(&self, name: &'static str, times: u64) {
+        *self.counts.lock().unwrap().entry(name).or_default() += times;
     }
 
     /// The facts about the replicas that the oracle needs.

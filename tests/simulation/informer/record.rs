@@ -49,6 +49,8 @@ pub(crate) enum Observed {
     Batch,
     /// A list or a watch failed, or the connection broke.
     Failed(String),
+    /// A body over HTTP has a content coding that cannot be decoded.
+    Undecodable(String),
     /// A call of a handler, and the store's state of the object at that moment.
     Call {
         handler: usize,
@@ -88,6 +90,7 @@ impl fmt::Display for InformerEntry {
             Observed::Complete(place) => write!(f, "a complete state at {place:?}; given {:?}", self.given),
             Observed::Batch => write!(f, "a gap or a catch-up; given {:?}", self.given),
             Observed::Failed(why) => write!(f, "failed: {why}"),
+            Observed::Undecodable(why) => write!(f, "undecodable: {why}"),
             Observed::Call { handler, call, .. } => match call {
                 Call::Add(object) => write!(f, "handler {handler}: add {}", name(object)),
                 Call::Update(old, new) => {

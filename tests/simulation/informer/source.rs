@@ -28,9 +28,19 @@ impl ObservedSource {
         ObservedSource { source, world, spec, recorder }
     }
 
+    fn failure(&self, error: &ClientError) -> Observed {
+        match error {
+            // Over gRPC a delta may have another base, and the client asks again.
+            ClientError::Undecodable { message, .. } if self.spec.protocol != Protocol::Grpc => {
+                Observed::Undecodable(message.clone())
+            }
+            error => Observed::Failed(format!("{:?}: {error}", error.code())),
+        }
+    }
+
     fn failed<T>(&self, result: Result<T, ClientError>) -> Result<T, ClientError> {
         if let Err(error) = &result {
-            self.recorder.note(Observed::Failed(format!("{:?}: {error}", error.code())));
+            self.recorder.note(self.failure(error));
         }
         result
     }
@@ -45,9 +55,7 @@ impl ObservedSource {
                 self.recorder.note(Observed::Complete(place));
             }
             WatchEventKind::BatchEnd => self.recorder.note(Observed::Batch),
-            WatchEventKind::Disconnected(error) => {
-                self.recorder.note(Observed::Failed(format!("{:?}: {error}", error.code())));
-            }
+            WatchEventKind::Disconnected(error) => self.recorder.note(self.failure(error)),
             WatchEventKind::Unreadable(message) => panic!("an event cannot be read: {message}"),
             _ => {}
         }

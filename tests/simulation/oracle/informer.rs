@@ -148,6 +148,9 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Observed::Failed(_) => Ok(()),
+            Observed::Undecodable(why) => {
+                Err((Guarantee::Reliable, format!("got a body that cannot be decoded: {why}")))
+            }
             Observed::Call { handler, call, stored } => {
                 if let Call::Add(object) | Call::Update(_, object) = call {
                     self.highest = self.highest.max(version_of(object));

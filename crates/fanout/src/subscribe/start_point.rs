@@ -138,8 +138,11 @@ impl Hub {
         let header = |version| SnapshotHeader { version, begin: self.begin(), restarted_from, marks_end };
         let (cursor, part) = if view.encoder().format().compresses_snapshots() {
             let CachedState { store, history, version, .. } = cached;
+            // A reader over HTTP may have asked for the newest state, and the cache was proved to
+            // have it.
+            let not_older_than = if view.encoder().format().has_markers() { restarted_from } else { Some(*version) };
             let (chunks, version, cursor) =
-                view.shared_snapshot(store, *version, history, restarted_from, Instant::now());
+                view.shared_snapshot(store, *version, history, not_older_than, Instant::now());
             (cursor, BacklogPart::Chunks { header: header(version), chunks, next: 0 })
         } else {
             let header = header(cached.version);

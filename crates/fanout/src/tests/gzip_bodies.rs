@@ -116,6 +116,20 @@ async fn every_gzip_body_has_the_bytes_of_the_plain_one() {
     }
 }
 
+/// Its reader may have asked for the newest state, so a state that was shared a moment before is
+/// too old.
+#[tokio::test(start_paused = true)]
+async fn a_gzip_body_begins_with_the_state_of_the_cache_at_that_moment() {
+    let mut cache = Cache::new();
+    cache.list(&[("a", "web", 5), ("b", "web", 6)], 10);
+    let options = || SubscribeOptions { marks_end: true, ..Start::Snapshot.into() };
+    let _before = Body::new(&cache, ContentCoding::Gzip, options());
+    cache.event(Modified, "a", "web", 11);
+    let plain = String::from_utf8(Body::new(&cache, ContentCoding::Identity, options()).end(b"")).unwrap();
+    let coded = Body::new(&cache, ContentCoding::Gzip, options()).end(b"");
+    assert_eq!(decoded(&coded), plain, "it ends with a bookmark at 11, without an event");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_error_event_ends_a_gzip_body_even_if_nothing_was_sent_before() {
     let mut cache = Cache::new();
