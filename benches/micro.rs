@@ -26,7 +26,11 @@ use kubefan_common::{
 };
 use kubefan_fanout::{
     send::encoder::{DeltaBases, Encoder},
-    views::{index::SelectorIndex, selected_objects::SelectedObjects, shared_snapshot::SharedSnapshot},
+    views::{
+        index::SelectorIndex,
+        selected_objects::{Page, SelectedObjects},
+        shared_snapshot::SharedSnapshot,
+    },
 };
 use kubefan_model::{
     ResourceVersion, Scope,
@@ -443,7 +447,7 @@ mod snapshot {
         let selection = kind.select("", "");
         let encoder = Encoder::new(Format::default(), &ResolvedResource::default(), None, Budgets::default());
         bencher.counter(BytesCount::new(store.json_bytes().min(256 << 10))).bench_local(|| {
-            let objects = Arc::new(SelectedObjects::new(store.clone()));
+            let objects = Arc::new(SelectedObjects::new(store.clone(), Page::default()));
             let generation = Arc::new(SharedSnapshot::new(&objects, version(1000), None, Instant::now()));
             generation.join(version(1000), Instant::now()).map(|joined| joined.frame(0, &selection, &encoder))
         });

@@ -27,7 +27,7 @@ fn events() -> Vec<Vec<u8>> {
         };
         if len.is_multiple_of(2) { vec![b'a'; len] } else { (0..len).map(|_| byte()).collect() }
     };
-    [1, 2, 300, 301, 70_000, 70_001].map(|len| event(len)).into()
+    [1, 2, 300, 301, 70_000, 70_001].map(event).into()
 }
 
 /// A body in which each event ends with a flush, and the ends of the events in it.
