@@ -28,7 +28,7 @@ use http::{HeaderMap, StatusCode, Uri, header};
 pub use identity_check::FORBIDDEN_GRACE;
 use kubefan_cache::warnings::Warnings;
 pub use kubefan_common::query::encode_query;
-use kubefan_common::{text::without_value, watch_body::Framing};
+use kubefan_common::{kubeconfig::is_loopback, text::without_value, watch_body::Framing};
 use kubefan_model::Media;
 pub use review::ReviewKind;
 use serde::de::DeserializeOwned;
@@ -44,7 +44,7 @@ use crate::{
         availability::Availability,
         identity::{IdentityState, TrustedCa},
         lines::{LineOptions, Lines},
-        trusted_transport::{Transport, build, build_blocking},
+        trusted_transport::{Transport, accept_encoding, build, build_blocking},
     },
     error::{UpstreamError, shorten},
     transport::{
@@ -144,7 +144,8 @@ impl Upstream {
 
     /// Creates a client over any HTTP service, for tests and simulation.
     pub fn from_service(service: HttpService, base: &Uri, options: UpstreamOptions) -> Self {
-        let transport = Renewed::fixed(Transport { service, trusted_ca: TrustedCa::default() });
+        let accept_encoding = accept_encoding(!is_loopback(base));
+        let transport = Renewed::fixed(Transport { service, trusted_ca: TrustedCa::default(), accept_encoding });
         Self::new(transport, base, transport::server_name(base), options)
     }
 
@@ -305,7 +306,7 @@ impl Upstream {
     ) -> Result<http::Response<BodyStream>, UpstreamError> {
         let request = http::Request::get(format!("{}{path_and_query}", self.inner.base))
             .header(header::ACCEPT, accept)
-            .header(header::ACCEPT_ENCODING, "identity")
+            .header(header::ACCEPT_ENCODING, self.inner.transport.last().accept_encoding)
             .header(header::USER_AGENT, &self.inner.options.user_agent)
             .body(Bytes::new())
             .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is not a valid path: {error}")))?;

@@ -27,10 +27,10 @@ where
 }
 
 #[tokio::test]
-async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
+async fn requests_ask_for_gzip_and_use_the_servers_path_prefix() {
     let upstream = upstream(UpstreamOptions::default(), |request| async move {
         assert_eq!(request.uri().to_string(), "https://sim.local:6443/prefix/api/v1/pods?limit=5");
-        assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+        assert_eq!(request.headers()[header::ACCEPT_ENCODING], "gzip");
         assert!(request.headers()[header::USER_AGENT].to_str().unwrap().starts_with("kubefan/"));
         Ok(answer(200, r#"{"kind":"PodList"}"#))
     });
@@ -38,6 +38,19 @@ async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
     let value: serde_json::Value = upstream.get_json(Verb::List, &format!("/api/v1/pods{query}")).await.unwrap();
     assert_eq!(value["kind"], "PodList");
     assert_eq!(upstream.server(), "https://sim.local:6443");
+}
+
+#[tokio::test]
+async fn a_server_on_this_machine_is_not_asked_for_gzip() {
+    for base in ["http://127.0.0.1:8001", "https://localhost:6443", "https://[::1]:6443"] {
+        let service = BoxCloneSyncService::new(service_fn(|request: http::Request<Bytes>| async move {
+            assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+            Ok::<_, BoxError>(answer(200, "{}\n"))
+        }));
+        let upstream = Upstream::from_service(service, &base.parse().unwrap(), UpstreamOptions::default());
+        upstream.get(Verb::List, "/list").await.unwrap();
+        upstream.stream("/watch", Media::Json).await.unwrap();
+    }
 }
 
 #[tokio::test]
