@@ -22,7 +22,7 @@ use kube_client::{
 };
 use secrecy::ExposeSecret;
 
-pub use connection::{Credentials, proxy_url, real_host, request_url};
+pub use connection::{Credentials, proxy_url, real_host, request_url, wants_gzip};
 pub use errors::explain_auth;
 pub use proxy_environment::{ProxyEnvironment, is_loopback};
 pub use token_of_file::{TokenOfFile, take_token_file};

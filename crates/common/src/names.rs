@@ -34,6 +34,13 @@ pub trait Resolve: Send + Sync {
     fn resolve<'a>(&'a self, host: &'a str, port: u16) -> LookUp<'a>;
 }
 
+/// Whether a host, perhaps in brackets, names this machine by `localhost` or by a loopback address.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    let address = host.parse().map(|address: IpAddr| address.to_canonical());
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// The system's resolver.
 struct System;
 

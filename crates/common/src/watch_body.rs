@@ -64,11 +64,6 @@ impl WatchBody {
         }
     }
 
-    /// Bytes that were not examined yet.
-    pub fn unexamined_bytes(&self) -> usize {
-        self.ready.iter().map(Bytes::len).sum()
-    }
-
     /// Bytes of an event that is not complete. A body that ends with any was cut off.
     pub fn incomplete_bytes(&self) -> usize {
         let is_blank = self.framing == Framing::Lines && self.partial.trim_ascii().is_empty();

@@ -13,8 +13,10 @@
 mod checksum;
 mod compressor;
 mod compressors;
+mod decoder;
 mod member;
 mod piece;
+mod plain_body;
 
 #[cfg(test)]
 mod tests;
@@ -22,5 +24,7 @@ mod tests;
 pub use checksum::{Checksum, Prefix};
 pub use compressor::{Compression, Compressor, Level};
 pub use compressors::Compressors;
+pub use decoder::{Decoder, GzipError, SLICE_BYTES_MAX};
 pub use member::{END_BYTES, HEADER, end};
 pub use piece::{Piece, Wire};
+pub use plain_body::{BodyError, PlainBody, UnknownCoding};

@@ -6,6 +6,7 @@
 //! its headers and then an idle timeout.
 
 mod availability;
+mod body_stream;
 mod cross_origin;
 mod exchange;
 pub mod identity;
@@ -17,28 +18,21 @@ mod review;
 mod trusted_transport;
 mod upstream_options;
 
-use std::{
-    io::Read,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+pub use body_stream::BodyStream;
 use bytes::{Bytes, BytesMut};
-use flate2::read::MultiGzDecoder;
-use futures::{FutureExt, Stream, ready};
+use futures::{FutureExt, TryStreamExt};
 use http::{HeaderMap, StatusCode, Uri, header};
-use http_body::Body;
-use http_body_util::BodyExt;
 pub use identity_check::FORBIDDEN_GRACE;
 use kubefan_cache::warnings::Warnings;
 pub use kubefan_common::query::encode_query;
-use kubefan_common::{text::without_value, watch_body::Framing};
+use kubefan_common::{kubeconfig::is_loopback, text::without_value, watch_body::Framing};
 use kubefan_model::Media;
 pub use review::ReviewKind;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::{task::coop::consume_budget, time::timeout};
 pub use upstream_options::UpstreamOptions;
 
 pub use crate::transport::{
@@ -50,7 +44,7 @@ use crate::{
         availability::Availability,
         identity::{IdentityState, TrustedCa},
         lines::{LineOptions, Lines},
-        trusted_transport::{Transport, build, build_blocking},
+        trusted_transport::{Transport, accept_encoding, build, build_blocking},
     },
     error::{UpstreamError, shorten},
     transport::{
@@ -150,7 +144,8 @@ impl Upstream {
 
     /// Creates a client over any HTTP service, for tests and simulation.
     pub fn from_service(service: HttpService, base: &Uri, options: UpstreamOptions) -> Self {
-        let transport = Renewed::fixed(Transport { service, trusted_ca: TrustedCa::default() });
+        let accept_encoding = accept_encoding(!is_loopback(base));
+        let transport = Renewed::fixed(Transport { service, trusted_ca: TrustedCa::default(), accept_encoding });
         Self::new(transport, base, transport::server_name(base), options)
     }
 
@@ -223,11 +218,7 @@ impl Upstream {
     ) -> Result<http::Response<Bytes>, UpstreamError> {
         self.within_timeout(async {
             let (parts, body) = self.send(verb, path_and_query, accept).await?.into_parts();
-            let mut bytes = self.read(body, body_bytes_max).await?;
-            if is_gzip(&parts.headers) {
-                bytes = gunzip(&bytes, body_bytes_max)?;
-            }
-            Ok(http::Response::from_parts(parts, bytes))
+            Ok(http::Response::from_parts(parts, self.read(body, body_bytes_max).await?))
         })
         .await
     }
@@ -260,9 +251,8 @@ impl Upstream {
         let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
         let response = self.within_timeout(send).await?;
         check_media(response.headers(), media)?;
-        let gzip = is_gzip(response.headers());
         let warnings = self.warnings(response.headers());
-        Ok(BodyStream { body: response.into_body(), server: self.inner.server.clone(), gzip, warnings })
+        Ok(response.into_body().with_warnings(warnings))
     }
 
     /// Starts a watch, and returns its events with the warnings about the resource.
@@ -283,7 +273,7 @@ impl Upstream {
             Media::Json | Media::Table => Framing::Lines,
             Media::Protobuf => Framing::Lengths,
         };
-        let options = LineOptions { gzip: chunks.gzip, framing, ..options };
+        let options = LineOptions { framing, ..options };
         Ok((Lines::new(chunks, options), warnings))
     }
 
@@ -313,10 +303,10 @@ impl Upstream {
         verb: Verb,
         path_and_query: &str,
         accept: &str,
-    ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
+    ) -> Result<http::Response<BodyStream>, UpstreamError> {
         let request = http::Request::get(format!("{}{path_and_query}", self.inner.base))
             .header(header::ACCEPT, accept)
-            .header(header::ACCEPT_ENCODING, "identity")
+            .header(header::ACCEPT_ENCODING, self.inner.transport.last().accept_encoding)
             .header(header::USER_AGENT, &self.inner.options.user_agent)
             .body(Bytes::new())
             .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is not a valid path: {error}")))?;
@@ -328,65 +318,36 @@ impl Upstream {
         &self,
         verb: Verb,
         request: http::Request<Bytes>,
-    ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
+    ) -> Result<http::Response<BodyStream>, UpstreamError> {
         let response = self.exchange(verb, request).await?;
         // A failure may come from a load balancer, so its lack of warnings means nothing.
         if verb == Verb::Get && response.status().is_success() {
             self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
         }
-        if response.status().is_success() {
-            return Ok(response);
-        }
         let (parts, body) = response.into_parts();
-        let body = match self.read(body, ERROR_BODY_BYTES_MAX).await {
-            Ok(body) => body,
-            // The status alone is sufficient.
-            Err(_) => Bytes::new(),
-        };
+        let body = BodyStream::new(&parts.headers, body, &self.inner.server);
+        if parts.status.is_success() {
+            return Ok(http::Response::from_parts(parts, body?));
+        }
+        // Without a readable body, the status alone is sufficient.
+        let body = async { self.read(body?, ERROR_BODY_BYTES_MAX).await }.await.unwrap_or_default();
         Err(UpstreamError::from_response(parts.status, &parts.headers, &body))
     }
 
-    async fn read(&self, mut body: UpstreamBody, body_bytes_max: usize) -> Result<Bytes, UpstreamError> {
-        let hint = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if hint > body_bytes_max {
+    async fn read(&self, mut body: BodyStream, body_bytes_max: usize) -> Result<Bytes, UpstreamError> {
+        if body.bytes_min > body_bytes_max {
             return Err(UpstreamError::TooLarge { body_bytes_max });
         }
-        let mut bytes = BytesMut::with_capacity(hint.min(1 << 20));
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| transport::classify(error, &self.inner.server))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > body_bytes_max {
+        let mut bytes = BytesMut::with_capacity(body.bytes_min.min(1 << 20));
+        while let Some(chunk) = body.try_next().await? {
+            if bytes.len() + chunk.len() > body_bytes_max {
                 return Err(UpstreamError::TooLarge { body_bytes_max });
             }
-            bytes.extend_from_slice(&data);
+            bytes.extend_from_slice(&chunk);
+            // One received chunk may decode to many.
+            consume_budget().await;
         }
         Ok(bytes.freeze())
-    }
-}
-
-/// The chunks of a watch's body.
-pub struct BodyStream {
-    body: UpstreamBody,
-    server: String,
-    gzip: bool,
-    warnings: Warnings,
-}
-
-impl Stream for BodyStream {
-    type Item = Result<Bytes, UpstreamError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                None => return Poll::Ready(None),
-                Some(Err(error)) => return Poll::Ready(Some(Err(transport::classify(error, &self.server)))),
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        return Poll::Ready(Some(Ok(data)));
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -400,17 +361,6 @@ fn check_media(headers: &HeaderMap, media: Media) -> Result<(), UpstreamError> {
     }
     let message = shorten(&format!("asked for {}, got {given:?}", media.content_type()));
     Err(UpstreamError::Refused { code: StatusCode::NOT_ACCEPTABLE.as_u16(), message })
-}
-
-fn is_gzip(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_ENCODING).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"gzip"))
-}
-
-fn gunzip(bytes: &Bytes, body_bytes_max: usize) -> Result<Bytes, UpstreamError> {
-    let mut plain = Vec::new();
-    let mut limited = MultiGzDecoder::new(&bytes[..]).take(body_bytes_max as u64 + 1);
-    limited.read_to_end(&mut plain).map_err(|error| UpstreamError::invalid(format_args!("broken gzip: {error}")))?;
-    if plain.len() > body_bytes_max { Err(UpstreamError::TooLarge { body_bytes_max }) } else { Ok(plain.into()) }
 }
 
 #[cfg(test)]

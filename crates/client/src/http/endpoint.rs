@@ -14,6 +14,7 @@ use crate::{
     error::ClientError,
     token::{SERVICE_ACCOUNT, Token},
 };
+use kubefan_common::names::is_loopback;
 
 /// A client of one HTTP endpoint that serves the Kubernetes API: a kube-apiserver or a kubefan.
 /// Clones share the connections.
@@ -42,6 +43,11 @@ pub(super) struct ReadLimits {
 fn without_secrets(address: &str) -> String {
     let address = address.split(['?', '#']).next().unwrap_or_default();
     address.rsplit('@').next().unwrap_or_default().to_owned()
+}
+
+/// Whether to ask the server for gzip. On this machine, bytes cost less than their compression.
+fn wants_gzip(url: &reqwest::Url, options: &HttpClientOptions) -> bool {
+    !options.disable_compression && !is_loopback(url.host_str().unwrap_or_default())
 }
 
 impl HttpClient {
@@ -84,11 +90,12 @@ impl HttpClient {
         };
         let builder = reqwest_transport::builder(tls.map_err(wrong)?, options.connect_timeout, &options.user_agent);
         let client = builder.build().map_err(|error| wrong(describe(&error)))?;
-        Ok(Self::from_transport(Arc::new(ReqwestTransport::new(client, &url, token))))
+        let transport = ReqwestTransport::new(client, &url, token).with_gzip(wants_gzip(&url, options));
+        Ok(Self::from_transport(Arc::new(transport)))
     }
 
     /// Returns a client of the apiserver of the cluster in which this program runs, with the pod's
-    /// service account. Only the options for the timeout and the user agent apply.
+    /// service account. Only the options for compression, the timeout and the user agent apply.
     ///
     /// # Errors
     /// [`ClientError::Address`] outside a pod, or if the service account is not mounted.
@@ -123,7 +130,8 @@ impl HttpClient {
 
     /// Returns a client of the cluster in a kubeconfig: the given file, or otherwise those in
     /// `$KUBECONFIG`, or `~/.kube/config`; the given context, or otherwise the current one. Only
-    /// the options for the timeout and the user agent apply. Needs the feature `kubeconfig`.
+    /// the options for the timeout and the user agent apply. The cluster's `disable-compression`
+    /// replaces the option. Needs the feature `kubeconfig`.
     ///
     /// If the process has no default crypto provider of rustls, ring becomes it. Client
     /// certificates and CA files are read once.
@@ -200,6 +208,22 @@ mod tests {
         assert!(error.contains("needs an https:// address"), "{error}");
         let options = HttpClientOptions { client_key_file: Some("/k".into()), ..HttpClientOptions::default() };
         assert!(HttpClient::new("https://h", &options).await.unwrap_err().to_string().contains("needs a key"));
+    }
+
+    #[test]
+    fn only_servers_elsewhere_are_asked_for_gzip_and_not_against_the_option() {
+        let plain = HttpClientOptions { disable_compression: true, ..HttpClientOptions::default() };
+        for (address, expected) in [
+            ("https://kube.example:6443", true),
+            ("https://[fd00::1]", true),
+            ("http://localhost:7443", false),
+            ("http://127.0.0.1:7443", false),
+            ("https://[::1]:6443", false),
+        ] {
+            let url = address.parse().unwrap();
+            assert_eq!(wants_gzip(&url, &HttpClientOptions::default()), expected, "{address}");
+            assert!(!wants_gzip(&url, &plain), "{address}");
+        }
     }
 
     #[tokio::test]

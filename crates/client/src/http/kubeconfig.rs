@@ -17,7 +17,7 @@ use super::{
 use crate::{error::root_cause, token::Token};
 use kubefan_common::kubeconfig::{
     self, Credentials, ProxyEnvironment, TokenOfFile, explain_auth, proxy_url, real_host, request_url, tls_config,
-    usual_files,
+    usual_files, wants_gzip,
 };
 
 /// Sends a request with the kubeconfig's credentials.
@@ -83,7 +83,8 @@ fn build(config: Config, options: &HttpClientOptions) -> Result<ReqwestTransport
             service.oneshot(request).await.map(reqwest::Response::from).map_err(|error| explain_request(&error))
         })
     });
-    Ok(ReqwestTransport::new(client, &base, token).with_execute(address, execute))
+    let transport = ReqwestTransport::new(client, &base, token).with_gzip(wants_gzip(&config));
+    Ok(transport.with_execute(address, execute))
 }
 
 /// Resolves every name to the addresses of one host.

@@ -5,7 +5,7 @@
 
 use std::{error::Error, time::Duration};
 
-use futures::{StreamExt, future::BoxFuture};
+use futures::{StreamExt, TryStreamExt, future::BoxFuture};
 use reqwest::{
     ClientBuilder, Response,
     header::{self, HeaderValue},
@@ -18,6 +18,7 @@ use crate::{
     token::Token,
 };
 use kubefan_common::api_status;
+use kubefan_gzip::{BodyError, GzipError, PlainBody};
 
 /// The window of one stream. With HTTP/2's default of 64 KiB, lists are many times slower.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
@@ -40,6 +41,7 @@ pub(super) struct ReqwestTransport {
     base: String,
     address: String,
     token: Token,
+    accept_encoding: &'static str,
 }
 
 impl ReqwestTransport {
@@ -47,7 +49,13 @@ impl ReqwestTransport {
     pub(super) fn new(client: reqwest::Client, base: &reqwest::Url, token: Token) -> Self {
         let address = base.origin().ascii_serialization();
         let base = format!("{address}{}", base.path().trim_end_matches('/'));
-        Self { client, execute: None, base, address, token }
+        Self { client, execute: None, base, address, token, accept_encoding: "identity" }
+    }
+
+    /// Asks the server for gzip, or not.
+    pub(super) fn with_gzip(mut self, gzip: bool) -> Self {
+        self.accept_encoding = if gzip { "gzip" } else { "identity" };
+        self
     }
 
     /// Executes requests in another way.
@@ -68,7 +76,7 @@ impl ReqwestTransport {
             .client
             .get(format!("{}{path_and_query}", self.base))
             .header(header::ACCEPT, accept)
-            .header(header::ACCEPT_ENCODING, "identity");
+            .header(header::ACCEPT_ENCODING, self.accept_encoding);
         if let Some(token) = token {
             request = request.header(header::AUTHORIZATION, token);
         }
@@ -94,26 +102,34 @@ impl HttpTransport for ReqwestTransport {
             {
                 response = self.send(&path_and_query, accept, Some(token)).await?;
             }
-            if let Some(encoding) = response.headers().get(header::CONTENT_ENCODING).filter(|it| *it != "identity") {
-                let message = format!("it sends the content encoding {encoding:?}, which was not requested");
-                return Err(ClientError::HttpProtocol { address: self.address.clone(), message });
-            }
+            let coding = response.headers().get(header::CONTENT_ENCODING).cloned();
             let retry_after = response.headers().get(header::RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| api_status::retry_after(value.to_str().ok()?));
             let status = response.status().as_u16();
             let address = self.address.clone();
-            let body = response.bytes_stream().map(move |chunk| {
-                chunk.map_err(|error| ClientError::HttpUnreachable {
-                    address: address.clone(),
-                    message: describe(&error),
-                })
-            });
+            let plain = PlainBody::new(response.bytes_stream(), coding.as_ref().map(HeaderValue::as_bytes));
+            let plain = plain
+                .map_err(|error| ClientError::HttpProtocol { address: address.clone(), message: error.to_string() })?;
+            let body = plain.map_err(move |error| broken_body(error, address.clone()));
             Ok(HttpResponse { status, retry_after, body: body.boxed() })
         })
     }
 
     fn address(&self) -> &str {
         &self.address
+    }
+}
+
+/// A body that is cut off inside gzip is a broken connection, as without gzip.
+fn broken_body(error: BodyError<reqwest::Error>, address: String) -> ClientError {
+    match error {
+        BodyError::Chunks(error) => ClientError::HttpUnreachable { address, message: describe(&error) },
+        BodyError::Gzip(error @ GzipError::CutOff) => {
+            ClientError::HttpUnreachable { address, message: error.to_string() }
+        }
+        BodyError::Gzip(error @ GzipError::Broken(_)) => {
+            ClientError::HttpProtocol { address, message: error.to_string() }
+        }
     }
 }
 

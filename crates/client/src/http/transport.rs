@@ -14,8 +14,8 @@ const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
 /// Sends GET requests to one server, with its credentials.
 pub trait HttpTransport: Send + Sync + 'static {
     /// Sends a request. `path_and_query` is relative to the server's base URL and starts with a
-    /// slash. The body is identity-encoded. A response with an error status is a response, not an
-    /// error.
+    /// slash. The body of the response is plain: the transport decodes it. A response with an error
+    /// status is a response, not an error.
     ///
     /// # Errors
     /// [`ClientError::HttpUnreachable`] without a connection or credentials.

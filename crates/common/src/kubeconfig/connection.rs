@@ -13,6 +13,7 @@ use kube_client::{
 
 use super::{
     errors::explain_auth,
+    proxy_environment::is_loopback,
     token_of_file::{TokenOfFile, take_token_file},
 };
 use crate::text::innermost;
@@ -80,6 +81,13 @@ pub fn proxy_url(config: &Config) -> Result<Option<String>, String> {
     Ok(config.proxy_url.as_ref().map(Uri::to_string))
 }
 
+/// Whether to ask the server for gzip: unless the kubeconfig has `disable-compression`, or the
+/// server is on this machine, where bytes cost less than their compression. A proxy may be
+/// anywhere.
+pub fn wants_gzip(config: &Config) -> bool {
+    !config.disable_compression && (config.proxy_url.is_some() || !is_loopback(&config.cluster_url))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +105,24 @@ mod tests {
         for name in ["10.0.0.1", "a b"] {
             config.tls_server_name = Some(name.to_owned());
             assert_eq!(request_url(&config), Err("its tls-server-name is not a host name".to_owned()), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn gzip_is_for_servers_elsewhere_and_unless_the_kubeconfig_says_otherwise() {
+        for (server, expected) in [
+            ("https://kube.example:6443", true),
+            ("https://10.0.0.1:6443", true),
+            ("https://localhost:6443", false),
+            ("http://127.0.0.1:8001", false),
+            ("https://[::1]:6443", false),
+        ] {
+            let mut config = Config::new(server.parse().unwrap());
+            assert_eq!(wants_gzip(&config), expected, "{server}");
+            config.proxy_url = Some("http://localhost:3128".parse().unwrap());
+            assert!(wants_gzip(&config), "{server} through a proxy");
+            config.disable_compression = true;
+            assert!(!wants_gzip(&config), "{server}");
         }
     }
 }

@@ -9,6 +9,8 @@ use std::{env, net::IpAddr};
 use http::Uri;
 use ipnet::IpNet;
 
+use crate::names;
+
 /// The variables as they are set.
 #[derive(Default)]
 pub struct ProxyEnvironment {
@@ -101,8 +103,7 @@ impl Exception {
 
 /// Whether a URL names this machine by `localhost` or by a loopback address.
 pub fn is_loopback(url: &Uri) -> bool {
-    let host = host(url);
-    host.eq_ignore_ascii_case("localhost") || address(host).is_some_and(|address| address.is_loopback())
+    names::is_loopback(host(url))
 }
 
 fn host(url: &Uri) -> &str {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::time::timeout;
 
-use super::{ERROR_BODY_BYTES_MAX, JSON, Upstream, Verb};
+use super::{BodyStream, ERROR_BODY_BYTES_MAX, JSON, Upstream, Verb};
 use crate::error::UpstreamError;
 
 /// Maximum time of the answer. A page waits for it.
@@ -37,6 +37,7 @@ impl Upstream {
             .map_err(|_| unusable("not a valid request"))?;
         let answered = async {
             let (parts, body) = self.exchange(Verb::Get, request).await?.into_parts();
+            let body = BodyStream::new(&parts.headers, body, &self.inner.server)?;
             self.read(body, ERROR_BODY_BYTES_MAX).await?;
             Ok(parts)
         };

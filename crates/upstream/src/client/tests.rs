@@ -5,7 +5,7 @@ use std::{convert::Infallible, io::Write, sync::Mutex, time::Duration};
 use flate2::{Compression, write::GzEncoder};
 use futures::stream;
 use http_body::Frame;
-use http_body_util::{Full, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::time::Instant;
 use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
@@ -27,10 +27,10 @@ where
 }
 
 #[tokio::test]
-async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
+async fn requests_ask_for_gzip_and_use_the_servers_path_prefix() {
     let upstream = upstream(UpstreamOptions::default(), |request| async move {
         assert_eq!(request.uri().to_string(), "https://sim.local:6443/prefix/api/v1/pods?limit=5");
-        assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+        assert_eq!(request.headers()[header::ACCEPT_ENCODING], "gzip");
         assert!(request.headers()[header::USER_AGENT].to_str().unwrap().starts_with("kubefan/"));
         Ok(answer(200, r#"{"kind":"PodList"}"#))
     });
@@ -38,6 +38,19 @@ async fn requests_ask_for_identity_encoding_and_use_the_servers_path_prefix() {
     let value: serde_json::Value = upstream.get_json(Verb::List, &format!("/api/v1/pods{query}")).await.unwrap();
     assert_eq!(value["kind"], "PodList");
     assert_eq!(upstream.server(), "https://sim.local:6443");
+}
+
+#[tokio::test]
+async fn a_server_on_this_machine_is_not_asked_for_gzip() {
+    for base in ["http://127.0.0.1:8001", "https://localhost:6443", "https://[::1]:6443"] {
+        let service = BoxCloneSyncService::new(service_fn(|request: http::Request<Bytes>| async move {
+            assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+            Ok::<_, BoxError>(answer(200, "{}\n"))
+        }));
+        let upstream = Upstream::from_service(service, &base.parse().unwrap(), UpstreamOptions::default());
+        upstream.get(Verb::List, "/list").await.unwrap();
+        upstream.stream("/watch", Media::Json).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -115,26 +128,88 @@ async fn a_failure_does_not_clear_the_warnings_about_kubefan_itself() {
     }
 }
 
+fn gzip(plain: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(plain).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn gzip_answer(code: u16, body: Vec<u8>) -> Answer {
+    let mut answer = answer(code, body);
+    answer.headers_mut().insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
+    answer
+}
+
 #[tokio::test]
 async fn an_answer_above_the_limit_is_refused() {
     let options = UpstreamOptions { body_bytes_max: 1000, ..UpstreamOptions::default() };
     let upstream = upstream(options, |request| async move {
-        let body = if request.uri().path().ends_with("bomb") {
-            let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-            encoder.write_all(&vec![b' '; 100_000]).unwrap();
-            encoder.finish().unwrap()
-        } else {
-            vec![b' '; 1001]
-        };
-        let mut answer = answer(200, body);
-        if request.uri().path().ends_with("bomb") {
-            answer.headers_mut().insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
-        }
-        Ok(answer)
+        Ok(match request.uri().path() {
+            "/prefix/plain" => answer(200, vec![b' '; 1001]),
+            "/prefix/bomb" => gzip_answer(200, gzip(&vec![b' '; 100_000])),
+            // Its members are longer than its plain bytes.
+            _ => gzip_answer(200, (0..100).flat_map(|_| gzip(b"1234567890")).collect()),
+        })
     });
     for path in ["/plain", "/bomb"] {
         let error = upstream.get(Verb::Get, path).await.unwrap_err();
         assert_eq!(error, UpstreamError::TooLarge { body_bytes_max: 1000 }, "{path}");
+    }
+    assert_eq!(upstream.get(Verb::Get, "/members").await.unwrap().len(), 1000);
+}
+
+#[tokio::test]
+async fn a_list_that_is_cut_off_or_in_another_encoding_is_an_error_with_its_status() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let whole = gzip(br#"{"kind":"Status","code":403,"message":"because"}"#);
+        Ok(match request.uri().path() {
+            "/prefix/cut" => gzip_answer(200, whole[..whole.len() - 3].to_vec()),
+            "/prefix/longer" => gzip_answer(200, [&whole[..], b"rest"].concat()),
+            "/prefix/refused" => gzip_answer(403, whole),
+            path => {
+                let mut answer = answer(if path == "/prefix/br-refused" { 403 } else { 200 }, "x");
+                answer.headers_mut().insert(header::CONTENT_ENCODING, "br".parse().unwrap());
+                answer
+            }
+        })
+    });
+    let failures = [
+        ("/cut", "reset"),
+        ("/longer", "invalid_response"),
+        ("/br", "invalid_response"),
+        ("/refused", "forbidden"),
+        ("/br-refused", "forbidden"),
+    ];
+    for (path, reason) in failures {
+        let error = upstream.get(Verb::List, path).await.unwrap_err();
+        assert_eq!(error.reason(), reason, "{path}: {error}");
+        assert_eq!(error.to_string().contains("because"), path == "/refused", "{path}: {error}");
+    }
+}
+
+/// kube-apiserver 1.37 sends a member per flush.
+#[tokio::test]
+async fn the_events_of_a_gzip_watch_arrive_with_their_members_and_meet_the_limit_of_a_line() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let bomb = [&[b'x'; 100_000][..], b"\n"].concat();
+        let last = match request.uri().query() {
+            Some("cut") => gzip(b"{\"type\":3}\n")[..20].to_vec(),
+            Some("bomb") => gzip(&bomb),
+            _ => Vec::new(),
+        };
+        let chunks = [gzip(b"{\"type\":1}\n"), gzip(b"{\"type\":2}\n"), last];
+        let chunks = stream::iter(chunks.map(|chunk| Ok(Frame::data(chunk.into()))));
+        let mut answer = http::Response::new(BodyExt::boxed_unsync(StreamBody::new(chunks)));
+        answer.headers_mut().insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
+        Ok(answer)
+    });
+    let options = LineOptions { line_bytes_max: 50_000, ..LineOptions::default() };
+    for (path, end) in [("/w?cut", Some("reset")), ("/w?bomb", Some("line_too_long")), ("/w?whole", None)] {
+        let (mut lines, _) = upstream.watch(path, Media::Json, options).await.unwrap();
+        assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":1}");
+        assert_eq!(lines.next_line().await.unwrap().unwrap(), "{\"type\":2}");
+        let last = lines.next_line().await;
+        assert_eq!(last.as_ref().err().map(UpstreamError::reason), end, "{path}: {last:?}");
     }
 }
 

@@ -1,16 +1,19 @@
-//! The connections to the server of a configuration.
+//! The connections to the server of a configuration, and the encoding of its answers.
 
 use kube_client::Config;
+use kubefan_common::kubeconfig::wants_gzip;
 
 use super::{identity::TrustedCa, upstream_options::UpstreamOptions};
 use crate::transport::{self, HttpService, settings::SettingsError};
 
-/// The connections, and the CA that they are verified against. Both must come from the same reading
-/// of the settings.
+/// The connections, and the CA that they are verified against. All fields must come from the same
+/// reading of the settings.
 #[derive(Clone)]
 pub(super) struct Transport {
     pub(super) service: HttpService,
     pub(super) trusted_ca: TrustedCa,
+    /// The `Accept-Encoding` of reads and watches.
+    pub(super) accept_encoding: &'static str,
 }
 
 /// As [`build`], on a thread that may wait for a credential plugin.
@@ -26,7 +29,13 @@ pub(super) async fn build_blocking(config: Config, options: &UpstreamOptions) ->
 /// Makes connections to the server of a configuration.
 pub(super) fn build(config: &Config, options: &UpstreamOptions) -> Result<Transport, SettingsError> {
     let service = transport::build(config, options.connection, &options.user_agent)?;
-    Ok(Transport { service, trusted_ca: trusted_ca(config) })
+    let accept_encoding = accept_encoding(wants_gzip(config));
+    Ok(Transport { service, trusted_ca: trusted_ca(config), accept_encoding })
+}
+
+/// The `Accept-Encoding` of reads and watches.
+pub(super) fn accept_encoding(gzip: bool) -> &'static str {
+    if gzip { "gzip" } else { "identity" }
 }
 
 fn trusted_ca(config: &Config) -> TrustedCa {

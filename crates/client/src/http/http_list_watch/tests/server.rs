@@ -20,6 +20,7 @@ use crate::{
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) retry_after: Option<Duration>,
+    pub(super) content_encoding: Option<&'static str>,
     pub(super) chunks: Vec<Bytes>,
     pub(super) is_endless: bool,
 }
@@ -35,7 +36,7 @@ impl Answer {
 
     pub(super) fn chunks<T: AsRef<[u8]>>(status: u16, chunks: &[T]) -> Self {
         let chunks = chunks.iter().map(|chunk| Bytes::copy_from_slice(chunk.as_ref())).collect();
-        Self { status, retry_after: None, chunks, is_endless: false }
+        Self { status, retry_after: None, content_encoding: None, chunks, is_endless: false }
     }
 
     /// The body stays open after the chunks.
@@ -63,12 +64,13 @@ impl Scripted {
 impl HttpTransport for Scripted {
     fn get(&self, path_and_query: String, accept: &'static str) -> BoxFuture<'_, Result<HttpResponse, ClientError>> {
         self.requests.lock().unwrap().push((path_and_query, accept));
-        let answer =
-            self.answers.lock().unwrap().pop_front().map(|Answer { status, retry_after, chunks, is_endless }| {
+        let answer = self.answers.lock().unwrap().pop_front().map(
+            |Answer { status, retry_after, chunks, is_endless, .. }| {
                 let chunks = stream::iter(chunks.into_iter().map(Ok));
                 let body = if is_endless { chunks.chain(stream::pending()).boxed() } else { chunks.boxed() };
                 HttpResponse { status, retry_after, body }
-            });
+            },
+        );
         let unreachable = || ClientError::HttpUnreachable {
             address: self.address().to_owned(),
             message: "no answer left".to_owned(),
@@ -86,6 +88,7 @@ impl HttpTransport for Scripted {
 pub(super) struct Received {
     pub(super) path_and_query: String,
     pub(super) accept: String,
+    pub(super) accept_encoding: String,
     pub(super) authorization: Option<String>,
     pub(super) user_agent: String,
 }
@@ -133,6 +136,7 @@ async fn answer(State(world): State<Arc<Mutex<World>>>, request: http::Request<B
     let received = Received {
         path_and_query: request.uri().path_and_query().unwrap().to_string(),
         accept: header("accept").unwrap(),
+        accept_encoding: header("accept-encoding").unwrap(),
         authorization: header("authorization"),
         user_agent: header("user-agent").unwrap(),
     };
@@ -144,6 +148,9 @@ async fn answer(State(world): State<Arc<Mutex<World>>>, request: http::Request<B
     let mut response = http::Response::builder().status(answer.status);
     if let Some(delay) = answer.retry_after {
         response = response.header("retry-after", delay.as_secs());
+    }
+    if let Some(coding) = answer.content_encoding {
+        response = response.header("content-encoding", coding);
     }
     let chunks = stream::iter(answer.chunks.into_iter().map(Ok::<_, std::convert::Infallible>));
     let body =

@@ -1,3 +1,5 @@
+use std::io::Write;
+
 use futures::StreamExt;
 
 use super::{
@@ -196,6 +198,7 @@ async fn a_real_server_is_listed_and_watched() {
     let expected = Received {
         path_and_query: "/apis/apps/v1/deployments?labelSelector=app%3Da+b".to_owned(),
         accept: "application/json".to_owned(),
+        accept_encoding: "identity".to_owned(),
         authorization: Some("Bearer t0ken".to_owned()),
         user_agent: concat!("kubefan-client/", env!("CARGO_PKG_VERSION")).to_owned(),
     };
@@ -204,6 +207,46 @@ async fn a_real_server_is_listed_and_watched() {
     let client = HttpClient::new(&refused, &options).await.unwrap();
     let error = client.transport().get("/api".to_owned(), JSON).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot reach http://127.0.0.1:1: Connection refused");
+}
+
+/// A chunk of a body as a gzip member, as kube-apiserver 1.37 sends watches.
+fn member(plain: &str) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(plain.as_bytes()).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[tokio::test]
+async fn lists_watches_and_errors_that_are_gzip_are_read() {
+    let gzip = |answer: Answer| Answer { content_encoding: Some("gzip"), ..answer };
+    let members = [line("ADDED", "a", 5), line("MODIFIED", "a", 6)].map(|line| member(&line));
+    let cut = Answer::chunks(200, &[&members[0][..], &members[1][..20]]);
+    let answers = vec![
+        gzip(Answer::chunks(200, &[member(PODS)])),
+        gzip(Answer::chunks(200, &members).endless()),
+        gzip(cut),
+        gzip(Answer::chunks(429, &[member("Too many requests")])),
+        gzip(Answer::ok("not gzip")),
+        Answer { content_encoding: Some("br"), ..Answer::ok(PODS) },
+    ];
+    let server = Server::new(answers).await;
+    let path = HttpResource::Path { api: "api/v1".to_owned(), resource: "pods".to_owned() };
+    let client = server.client(&HttpClientOptions::default()).await;
+    let source = HttpListWatch::new(client, path, HttpListWatchOptions::default()).unwrap();
+    let watch = async || {
+        let events = source.watch(ListOptions::default()).await.unwrap();
+        events.take(2).map(|event| word(&event)).collect::<Vec<_>>().await
+    };
+    assert_eq!(source.list(ListOptions::default()).await.unwrap().resource_version, "9");
+    assert_eq!(watch().await, ["added:x/a@5", "modified:x/a@6"], "before the body ends");
+    let error = source.watch(ListOptions::default()).await.unwrap().skip(1).next().await.unwrap().unwrap_err();
+    assert!(error.is_unreachable() && error.to_string().contains("cut off"), "{error}");
+    for problem in
+        ["Too many requests", "broken gzip: incorrect header check", "encoding \"br\", which was not requested"]
+    {
+        let error = source.list(ListOptions::default()).await.unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
 }
 
 #[tokio::test]
