@@ -20,7 +20,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// Events of several lengths, some of which do not compress.
 fn events() -> Vec<Vec<u8>> {
     let mut noise = 1_u32;
-    let mut event = |len: usize| {
+    let event = |len: usize| {
         let mut byte = || {
             noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (noise >> 24) as u8
