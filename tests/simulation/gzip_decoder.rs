@@ -98,8 +98,8 @@ impl GzipDecoder {
 
     /// Decodes up to the next flush.
     fn blocks<'a>(&mut self, wire: &'a [u8], plain: &mut Vec<u8>) -> Result<&'a [u8], Damage> {
-        // After a flush a block begins with a byte. Its lowest bit says that it is the last one, and
-        // the next two are zero if it is stored.
+        // After a flush a block begins with a byte. Its lowest bit says that it is the last one,
+        // and the next two are zero if it is stored.
         if self.flushes > 0 && self.last == FLUSH && wire[0] & 0b001 == 0 && wire[0] & 0b110 != 0 {
             self.compressed += 1;
         }

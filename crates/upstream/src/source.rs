@@ -254,7 +254,7 @@ mod tests {
 
     /// Servers behind one address: each answer is of the cluster with the next uid.
     fn servers(uids: &[&'static str]) -> Upstream {
-        let uids = Arc::new(Mutex::new(uids.to_owned().into_iter()));
+        let uids = Arc::new(Mutex::new(Vec::from(uids).into_iter()));
         let service = tower::service_fn(move |_: Request<Bytes>| {
             let uid = uids.lock().expect("a lock").next();
             async move {

@@ -28,7 +28,10 @@ impl Body {
     /// Takes the state at once: only some may be sent at a time.
     fn new(cache: &Cache, coding: ContentCoding, options: impl Into<SubscribeOptions>) -> Self {
         let mut body = Self { subscription: subscribe(cache, coding, options), sent: Vec::new() };
-        body.take(ALL);
+        // It lets other tasks run after each chunk that it has compressed.
+        while body.subscription.in_backlog() {
+            body.take(ALL);
+        }
         body
     }
 
