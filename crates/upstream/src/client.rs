@@ -110,6 +110,12 @@ struct Inner {
     own_warnings: ArcSwap<Warnings>,
 }
 
+/// Whether a path is of Secrets. It may also be of another resource in a namespace with that name.
+fn is_of_secrets(path_and_query: &str) -> bool {
+    let path = path_and_query.split_once('?').map_or(path_and_query, |(path, _)| path);
+    path.strip_prefix("/api/v1/").is_some_and(|path| path.split('/').any(|part| part == "secrets"))
+}
+
 impl Upstream {
     /// Creates a client from a kubeconfig or a service account.
     ///
@@ -304,9 +310,12 @@ impl Upstream {
         path_and_query: &str,
         accept: &str,
     ) -> Result<http::Response<BodyStream>, UpstreamError> {
+        // The length of compressed Secrets tells what they have in common with each other.
+        let accept_encoding =
+            if is_of_secrets(path_and_query) { "identity" } else { self.inner.transport.last().accept_encoding };
         let request = http::Request::get(format!("{}{path_and_query}", self.inner.base))
             .header(header::ACCEPT, accept)
-            .header(header::ACCEPT_ENCODING, self.inner.transport.last().accept_encoding)
+            .header(header::ACCEPT_ENCODING, accept_encoding)
             .header(header::USER_AGENT, &self.inner.options.user_agent)
             .body(Bytes::new())
             .map_err(|error| UpstreamError::invalid(format_args!("{path_and_query} is not a valid path: {error}")))?;

@@ -41,6 +41,22 @@ async fn requests_ask_for_gzip_and_use_the_servers_path_prefix() {
 }
 
 #[tokio::test]
+async fn secrets_are_asked_for_without_gzip() {
+    let upstream = upstream(UpstreamOptions::default(), |request| async move {
+        let is_plain = request.headers()[header::ACCEPT_ENCODING] == "identity";
+        assert_eq!(is_plain, request.uri().path().contains("/secrets"), "{}", request.uri());
+        Ok(answer(200, "{}\n"))
+    });
+    let plain = ["/api/v1/secrets?limit=5", "/api/v1/namespaces/a/secrets", "/api/v1/namespaces/a/secrets/b"];
+    for path in
+        plain.into_iter().chain(["/api/v1/pods?fieldSelector=metadata.name%3Dsecrets", "/apis/a/v1/secretstores"])
+    {
+        upstream.get(Verb::List, path).await.unwrap();
+        upstream.stream(path, Media::Json).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_server_on_this_machine_is_not_asked_for_gzip() {
     for base in ["http://127.0.0.1:8001", "https://localhost:6443", "https://[::1]:6443"] {
         let service = BoxCloneSyncService::new(service_fn(|request: http::Request<Bytes>| async move {
