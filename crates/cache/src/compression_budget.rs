@@ -1,8 +1,9 @@
-//! The budget of CPU time for compression that only few readers use.
+//! The budget of CPU time to compress events that few readers take. Lists, initial states and
+//! single objects are not counted.
 //!
 //! An event that many readers get costs less to compress than it saves. With few readers it costs
 //! CPU time and saves bytes on the network. So the whole process spends at most a small part of one
-//! core on it.
+//! core on it. The budget is a token bucket in one number (GCRA).
 
 use std::{
     sync::{
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 /// CPU time of compressing one byte of an event, in nanoseconds, as decision 54 measured it.
 const NANOSECONDS_PER_BYTE: u64 = 5;
 /// The budget is one part in this many of one core.
-const PARTS_OF_A_CORE: u64 = 20;
+const CORE_DIVISOR: u64 = 20;
 /// The time whose budget may be spent at once.
 const BURST: Duration = Duration::from_secs(1);
 
@@ -48,11 +49,11 @@ impl CompressionBudget {
         if is_closed.load(Ordering::Relaxed) {
             return false;
         }
-        let now = now.saturating_duration_since(*start) + BURST;
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let (oldest, now) = (nanoseconds(now - BURST), nanoseconds(now));
-        let cost = (bytes as u64).saturating_mul(NANOSECONDS_PER_BYTE * PARTS_OF_A_CORE);
-        let spend = |up_to: u64| up_to.max(oldest).checked_add(cost).filter(|spent| *spent <= now);
+        let elapsed = nanoseconds(now.saturating_duration_since(*start));
+        let latest = elapsed.saturating_add(nanoseconds(BURST));
+        let cost = (bytes as u64).saturating_mul(NANOSECONDS_PER_BYTE * CORE_DIVISOR);
+        let spend = |up_to: u64| up_to.max(elapsed).checked_add(cost).filter(|spent| *spent <= latest);
         up_to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
     }
 

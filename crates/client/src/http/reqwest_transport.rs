@@ -139,6 +139,9 @@ pub(super) fn builder(mut tls: rustls::ClientConfig, connect_timeout: Duration, 
     reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
         .user_agent(user_agent)
+        // Another crate may turn on reqwest's feature, whose decoder ends after the first gzip
+        // member. `PlainBody` decodes all.
+        .no_gzip()
         .connect_timeout(connect_timeout)
         .tcp_nodelay(true)
         .tcp_keepalive(KEEPALIVE_INTERVAL)

@@ -255,14 +255,17 @@ impl Hub {
         self.head.send_replace(Some(version));
         self.publish_phase(&state.published);
         // Upstream's bookmarks are commits too, so a quiet resource gets here every minute.
+        let mut snapshots = Vec::new();
+        let mut lists = None;
         if received.saturating_duration_since(state.tidied_at) > TIDY_INTERVAL {
             state.tidied_at = received;
             let HubState { published, views, .. } = &mut *state;
-            views.tidy(received);
-            self.shared_lists().tidy(received);
+            snapshots = views.tidy(received);
+            lists = Some(self.shared_lists().tidy(received));
             published.drop_unused_indexes(views.selections(), received);
         }
         drop(state);
+        drop((snapshots, lists));
         // Outside of the section: there may be many.
         drop(evicted);
         wake_all(&ended);
@@ -320,10 +323,13 @@ impl Hub {
         views.trim(&evicted);
         self.budgets.open(keep_derived);
         published.open_indexes(keep_derived);
+        let mut lists = None;
         if !keep_derived {
             views.forget();
-            self.shared_lists().forget();
+            lists = Some(self.shared_lists().forget());
         }
+        drop(state);
+        drop(lists);
     }
 
     /// Reports that the upstream watch is down, or why there is no state yet. The cached state is
@@ -410,11 +416,12 @@ impl Hub {
         let mut views = state.views.drain();
         when_planted!(WokenBeforeTheEnd => { wake_all(&views); close_all(&std::mem::take(&mut views), &end) });
         close_all(&views, &end);
-        self.shared_lists().forget();
+        let lists = self.shared_lists().forget();
         self.head.send_replace(None);
         // Sent even if it stays the same: readers that wait for the first list must look again.
         self.phase.send_replace(state.published.phase());
         drop(state);
+        drop(lists);
         wake_all(&views);
         // These gauges may never be refreshed again, and must not show a cache that is gone.
         self.metrics.set(CacheGauges::default());

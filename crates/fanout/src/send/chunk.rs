@@ -7,6 +7,7 @@ use kubefan_cache::{budget::Budget, kube_encoding::list::ListEncoder};
 use kubefan_common::encoding::chunk;
 use kubefan_gzip::{Compressors, Piece};
 use kubefan_model::object::Object;
+use kubefan_telemetry::metrics::GzipPieces;
 
 use super::{
     control,
@@ -41,11 +42,8 @@ impl EncodedChunk {
                 frames.count(1);
             }
             Self::Piece(piece) => {
-                if is_new {
-                    frames.push_new_piece(piece);
-                } else {
-                    frames.push_piece(piece);
-                }
+                frames.push_piece(piece);
+                frames.count_pieces(GzipPieces { made: is_new.into(), sent: 1, plain_bytes: 0 });
                 frames.count(objects);
             }
         }

@@ -46,9 +46,9 @@ use crate::send::{
 /// The number of events whose bytes are remembered. Views send an event at about the same time.
 const RECENT_EVENTS_MAX: usize = 128;
 
-/// The number of readers from which on it saves CPU time to compress an event: compressing it costs
-/// 5 ns for each byte, and sending a byte that it saves costs about 1.3 ns for each reader.
-const COMPRESSED_FROM: usize = 6;
+/// The number of readers from which on it saves CPU time to compress an event: that costs about 5 ns
+/// for each byte, and sending a saved byte costs 1.3 ns for each reader. See decision 54.
+const COMPRESSION_READERS_MIN: usize = 6;
 
 /// The delta bases that a client has: the objects whose bytes it still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,15 +171,15 @@ impl Encoder {
         self.layout.is_gzip()
     }
 
-    /// Compresses bytes that several subscribers are sent.
+    /// Compresses bytes that the subscribers of a view share.
     pub fn compressed(&self, plain: Bytes) -> Piece {
         self.compressors.compress(plain)
     }
 
-    /// Whether an event of about this many bytes is compressed for so many readers. It is stored if
-    /// it would cost more CPU time than it saves, and the budget for that is spent.
-    pub fn compresses(&self, bytes: usize, readers: usize) -> bool {
-        readers >= COMPRESSED_FROM || self.budgets.compression.take(bytes, Instant::now())
+    /// Takes the CPU time to compress the events of a segment of about this many bytes. Returns
+    /// false if so few readers do not pay for it and the budget is spent.
+    pub fn takes_compression(&self, bytes: usize, readers: usize) -> bool {
+        readers >= COMPRESSION_READERS_MIN || self.budgets.compression.take(bytes, Instant::now())
     }
 
     /// The budgets of the bytes that it retains.
@@ -289,8 +289,9 @@ impl Encoder {
     /// Adds the parts that shared messages leave out to the first message of a stream: see
     /// [`Layout::columns`], and the header of a gzip body.
     pub fn begin(&self, frames: &mut FrameBuf) {
+        // A watch of Tables is never gzip: its first event has columns, which shared pieces lack.
         if self.is_gzip() {
-            frames.push_front(Bytes::from_static(&kubefan_gzip::HEADER));
+            return frames.push_front(Bytes::from_static(&kubefan_gzip::HEADER));
         }
         if let Some(columns) = self.layout.columns()
             && let Some(place) = columns_range(frames.chunk())

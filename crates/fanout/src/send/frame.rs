@@ -375,7 +375,7 @@ impl<'a> FrameWriter<'a> {
         let mut frames = FrameBuf::default();
         let is_gzip = self.layout.is_gzip();
         let mut add = |bytes: Bytes| {
-            if is_gzip { frames.push_new_piece(&Piece::stored(bytes)) } else { frames.push(bytes) }
+            if is_gzip { frames.push_piece(&Piece::stored(bytes)) } else { frames.push(bytes) }
         };
         let heads = self.heads.freeze();
         let mut start = 0;

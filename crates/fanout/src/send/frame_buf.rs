@@ -20,7 +20,7 @@ pub struct FrameBuf {
     messages: usize,
     /// The checksum of the plain bytes of the pieces that were added.
     plain: Checksum,
-    /// The parts of a gzip body that were added.
+    /// The shared pieces of a gzip body that were added, and the plain bytes of all pieces.
     pieces: GzipPieces,
 }
 
@@ -44,21 +44,15 @@ impl FrameBuf {
             self.push(slice);
         }
         self.plain = self.plain.then(piece.checksum());
-        self.count_pieces(GzipPieces { made: 0, sent: 1, plain_bytes: piece.checksum().len() });
+        self.pieces.plain_bytes += piece.checksum().len();
     }
 
-    /// Adds a piece of a gzip body that was made for it.
-    pub fn push_new_piece(&mut self, piece: &Piece) {
-        self.push_piece(piece);
-        self.pieces.made += 1;
-    }
-
-    /// Counts parts of a gzip body whose bytes were added.
+    /// Counts pieces that subscribers share, whose bytes were added.
     pub fn count_pieces(&mut self, pieces: GzipPieces) {
         self.pieces += pieces;
     }
 
-    /// The parts of a gzip body that were added.
+    /// The shared pieces of a gzip body that were added, and the plain bytes of all pieces.
     pub fn pieces(&self) -> GzipPieces {
         self.pieces
     }

@@ -134,6 +134,27 @@ async fn a_gzip_body_begins_with_the_state_of_the_cache_at_that_moment() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_compressed_again_for_one_subscriber_far_behind() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    cache.hub.budgets.compression.open(false);
+    let from_start = || Start::Resume(version(10));
+    let mut readers: Vec<_> = (0..SUBSCRIBERS).map(|_| Body::new(&cache, ContentCoding::Gzip, from_start())).collect();
+    for at in 20..70 {
+        cache.event(Modified, "a", "web", at);
+    }
+    for reader in &mut readers {
+        reader.take(ALL);
+    }
+    let mut late = Body::new(&cache, ContentCoding::Gzip, from_start());
+    late.take(ALL);
+    let (late, shared) = (late.end(b""), readers.remove(0).end(b""));
+    assert_eq!(decoded(&late), decoded(&shared));
+    assert!(shared.len() < decoded(&shared).len(), "compressed for {SUBSCRIBERS}");
+    assert!(late.len() > decoded(&late).len(), "stored for one");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_error_event_ends_a_gzip_body_even_if_nothing_was_sent_before() {
     let mut cache = Cache::new();
     cache.list(&[], 10);

@@ -51,6 +51,7 @@ impl PlainRange {
     /// Returns the checksum of the bytes.
     pub fn checksum(self) -> Checksum {
         let same_run = self.from.run == self.to.run;
+        debug_assert!(same_run, "positions of different runs have no distance");
         // A range only grows within one run, so it has a distance.
         self.to.prefix.since(self.from.prefix).filter(|_| same_run).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! A run of a view's log as one piece of memory, encoded by the first subscriber that takes it and
+//! A run of a view's log as one block of memory, encoded by the first subscriber that takes it and
 //! shared by the others.
 //!
 //! The problem is to encode each message once per view and not once per subscriber, without
@@ -55,7 +55,7 @@ pub struct Segment {
 /// The part of a segment that only gzip bodies need.
 struct GzipSegment {
     /// Whether it is compressed, or stored.
-    compresses: bool,
+    is_compressed: bool,
     /// The end of the segment before, if this one follows it.
     after: Option<SegmentEnd>,
     /// The run that begins with this segment if the end of the one before is not known.
@@ -115,7 +115,7 @@ impl Content {
             let mut plain = encoder.buffer(entry.estimate_bytes());
             messages += encoder.entry(entry, DeltaBases::All, &mut plain).messages;
             let plain = plain.freeze();
-            let piece = if gzip.compresses { encoder.compressed(plain) } else { Piece::stored(plain) };
+            let piece = if gzip.is_compressed { encoder.compressed(plain) } else { Piece::stored(plain) };
             for slice in piece.wire() {
                 bytes.put(slice);
             }
@@ -167,6 +167,11 @@ impl Segment {
     /// them in a large gap if the view sees little of it.
     fn cost_bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
+    }
+
+    /// Whether its events are compressed when they are encoded.
+    pub fn is_compressed(&self) -> bool {
+        self.gzip.as_ref().is_some_and(|gzip| gzip.is_compressed)
     }
 
     /// Whether its entries were encoded, and so compared.
@@ -244,17 +249,26 @@ struct GzipSegments {
     /// The end of the newest segment, where the next one continues. It stays when all segments are
     /// dropped because every subscriber has taken them.
     newest: Option<(Cursor, SegmentEnd)>,
+    /// The end of the last segment that was cut again for a subscriber far behind.
+    recut: Option<(Cursor, SegmentEnd)>,
     /// Number of segments so far, each of which may begin a run.
     runs: u64,
 }
 
 impl GzipSegments {
-    fn next(&mut self, first: Cursor, end: Cursor, compresses: bool) -> GzipSegment {
+    /// Whether no segment has contained `cursor` before. Then all subscribers still have to take
+    /// it, and otherwise perhaps one.
+    fn is_new(&self, cursor: Cursor) -> bool {
+        self.newest.as_ref().is_none_or(|(newest, _)| cursor >= *newest)
+    }
+
+    fn next(&mut self, first: Cursor, end: Cursor, is_compressed: bool) -> GzipSegment {
         self.runs += 1;
-        let after = self.newest.take().filter(|(newest, _)| *newest == first).map(|(_, after)| after);
+        let last = if self.is_new(first) { &mut self.newest } else { &mut self.recut };
+        let after = last.take().filter(|(last, _)| *last == first).map(|(_, after)| after);
         let segment_end = SegmentEnd::default();
-        self.newest = Some((end, segment_end.clone()));
-        GzipSegment { compresses, after, run: self.runs, end: segment_end }
+        *last = Some((end, segment_end.clone()));
+        GzipSegment { is_compressed, after, run: self.runs, end: segment_end }
     }
 }
 
@@ -268,12 +282,14 @@ impl Segments {
     /// from the log if there is none. `None` if the item is a gap and no part from there on is
     /// known: see [`Self::share_part`].
     ///
-    /// `compresses` says whether a part of gzip bodies with this many bytes is compressed.
+    /// In a gzip body `compresses` decides whether events of this many bytes are compressed for so
+    /// many of the `subscribers`.
     pub fn at(
         &mut self,
         cursor: Cursor,
         log: &ViewLog,
-        compresses: impl FnOnce(usize) -> bool,
+        subscribers: usize,
+        compresses: impl FnOnce(usize, usize) -> bool,
     ) -> Option<Arc<Segment>> {
         let before = self.segments.range(..=cursor).next_back();
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
@@ -282,7 +298,12 @@ impl Segments {
         let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
         let mut segment = Segment::new(cursor, cursor.past(&entries), entries, estimate_bytes);
-        segment.gzip = self.gzip.as_mut().map(|gzip| gzip.next(segment.first, segment.end, compresses(estimate_bytes)));
+        if let Some(gzip) = &mut self.gzip {
+            let readers = if gzip.is_new(cursor) { subscribers } else { 1 };
+            // A segment that is not retained is cut again for the next subscriber.
+            let is_compressed = !self.share.budget().is_over() && compresses(estimate_bytes, readers);
+            segment.gzip = Some(gzip.next(segment.first, segment.end, is_compressed));
+        }
         Some(self.retain(segment))
     }
 
@@ -292,6 +313,7 @@ impl Segments {
         if let Some(segment) = self.segments.get(&cursor) {
             return segment.clone();
         }
+        debug_assert!(self.gzip.is_none(), "a watch over HTTP has no parts of gaps");
         let estimate_bytes = entries.iter().map(LogEntry::estimate_bytes).sum();
         self.retain(Segment::new(cursor, end, entries, estimate_bytes))
     }
@@ -389,15 +411,15 @@ mod tests {
         let mut segments = Segments::new(budget.share(), false);
         let mut others = budget.share();
         others.set(BUDGET_BYTES / 2);
-        let first = segments.at(log.first(), &log, |_| true).unwrap();
-        let again = segments.at(log.first(), &log, |_| true).unwrap();
+        let first = segments.at(log.first(), &log, 2, |_, _| true).unwrap();
+        let again = segments.at(log.first(), &log, 2, |_, _| true).unwrap();
         assert!(Arc::ptr_eq(&first, &again), "its other subscribers take the same segment");
-        let second = segments.at(first.end, &log, |_| true).unwrap();
-        assert!(Arc::ptr_eq(&segments.at(first.end, &log, |_| true).unwrap(), &second));
+        let second = segments.at(first.end, &log, 2, |_, _| true).unwrap();
+        assert!(Arc::ptr_eq(&segments.at(first.end, &log, 2, |_, _| true).unwrap(), &second));
         assert_eq!(budget.used(), BUDGET_BYTES / 2 + second.cost_bytes(), "older ones make room");
         segments.clear();
         others.set(BUDGET_BYTES);
-        segments.at(log.first(), &log, |_| true);
+        segments.at(log.first(), &log, 2, |_, _| true);
         assert_eq!(budget.used(), BUDGET_BYTES, "a limit remains");
     }
 
@@ -425,8 +447,8 @@ mod tests {
         let views = |budget: &Budget| (0..100).map(|_| Segments::new(budget.share(), false)).collect::<Vec<_>>();
         let mut all: Vec<_> = budgets.iter().map(views).collect();
         for view in all.iter_mut().flatten() {
-            let first = view.at(log.first(), &log, |_| true).unwrap();
-            view.at(first.end, &log, |_| true);
+            let first = view.at(log.first(), &log, 2, |_, _| true).unwrap();
+            view.at(first.end, &log, 2, |_, _| true);
         }
         assert!(whole.used() <= BUDGET_BYTES, "{}", whole.used());
         for budget in &budgets {

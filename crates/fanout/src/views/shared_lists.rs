@@ -28,6 +28,9 @@ const LISTS_MAX: usize = 128;
 /// The greatest age of the rows of a Table: they show ages in seconds.
 const ROWS_AGE_MAX: Duration = Duration::from_secs(1);
 
+/// Time for which a list is known after its last read.
+const LIST_RETAINED: Duration = Duration::from_secs(60);
+
 /// The objects and the form of a list.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ListKey {
@@ -70,6 +73,14 @@ struct KnownList {
     _share: Share,
 }
 
+/// Lists that are no longer known. Each has an address for each of its objects, so many take long
+/// to drop.
+#[must_use = "it is dropped without a lock"]
+#[derive(Default)]
+pub struct RemovedLists {
+    lists: Vec<KnownList>,
+}
+
 /// A list of one state, for one reader.
 pub struct SharedList {
     key: ListKey,
@@ -85,8 +96,6 @@ pub struct ListExtent {
     pub chunks: usize,
     /// Number of objects.
     pub objects: usize,
-    /// Bytes of JSON of the objects in the cache.
-    pub json_bytes: usize,
 }
 
 /// A chunk of a list.
@@ -100,8 +109,14 @@ pub struct ListChunk {
 }
 
 impl SharedLists {
-    /// Returns a list for one reader.
-    pub fn list(&mut self, request: ListRequest, budget: &Budget, now: Instant) -> SharedList {
+    /// Returns a list for one reader. The lists that make room for it are put into `removed`.
+    pub fn list(
+        &mut self,
+        request: ListRequest,
+        budget: &Budget,
+        now: Instant,
+        removed: &mut RemovedLists,
+    ) -> SharedList {
         let ListRequest { key, store, version, items } = request;
         let is_time_independent = key.view.format.is_time_independent();
         let known = self.lists.get_mut(&key);
@@ -124,16 +139,23 @@ impl SharedLists {
         let encoder = Arc::new(ListPieces { items, compressors: self.compressors.clone(), budget: budget.clone() });
         let objects = Arc::new(SelectedObjects::new(store, key.page.clone()));
         let snapshot = Arc::new(SharedSnapshot::new(&objects, version, None, now));
-        self.retain(&key, &snapshot, &encoder, now);
+        self.retain(&key, &snapshot, &encoder, now, removed);
         SharedList { key, snapshot, objects, encoder }
     }
 
-    fn retain(&mut self, key: &ListKey, snapshot: &Arc<SharedSnapshot>, encoder: &Arc<ListPieces>, now: Instant) {
-        self.lists.remove(key);
+    fn retain(
+        &mut self,
+        key: &ListKey,
+        snapshot: &Arc<SharedSnapshot>,
+        encoder: &Arc<ListPieces>,
+        now: Instant,
+        removed: &mut RemovedLists,
+    ) {
+        removed.lists.extend(self.lists.remove(key));
         if self.lists.len() >= LISTS_MAX
             && let Some(oldest) = self.lists.iter().min_by_key(|(_, known)| known.used_at).map(|(key, _)| key.clone())
         {
-            self.lists.remove(&oldest);
+            removed.lists.extend(self.lists.remove(&oldest));
         }
         if let Some(share) = encoder.budget.take(key.bytes()) {
             let known = KnownList { snapshot: snapshot.clone(), encoder: encoder.clone(), used_at: now, _share: share };
@@ -141,18 +163,25 @@ impl SharedLists {
         }
     }
 
-    /// Drops the lists that nobody has read for a while.
-    pub fn tidy(&mut self, now: Instant) {
-        self.lists.retain(|_, known| !known.snapshot.is_over(now));
+    /// The compressors of the cache's lists and objects.
+    pub fn compressors(&self) -> &Arc<Compressors> {
+        &self.compressors
+    }
+
+    /// Removes the lists that nobody has read for a while. They are to be dropped without a lock.
+    pub fn tidy(&mut self, now: Instant) -> RemovedLists {
+        let is_old = |_: &ListKey, known: &mut KnownList| now.duration_since(known.used_at) >= LIST_RETAINED;
+        let removed = self.lists.extract_if(is_old).map(|(_, known)| known).collect();
         if self.lists.is_empty() {
             self.compressors.forget();
         }
+        RemovedLists { lists: removed }
     }
 
-    /// Drops all lists.
-    pub fn forget(&mut self) {
-        self.lists.clear();
+    /// Removes all lists. They are to be dropped without a lock.
+    pub fn forget(&mut self) -> RemovedLists {
         self.compressors.forget();
+        RemovedLists { lists: std::mem::take(&mut self.lists).into_values().collect() }
     }
 }
 
@@ -163,7 +192,6 @@ impl SharedList {
         Some(chunks.iter().fold(ListExtent::default(), |sum, chunk| ListExtent {
             chunks: sum.chunks + 1,
             objects: sum.objects + chunk.objects(),
-            json_bytes: sum.json_bytes + chunk.json_bytes(),
         }))
     }
 

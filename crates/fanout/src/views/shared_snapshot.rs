@@ -8,6 +8,9 @@
 //! the events since; a later one gets the next snapshot, which reuses the chunks in which nothing
 //! has changed. A chunk is compressed by the first subscriber that needs it; others that need the
 //! same one wait for it. Chunks are retained within a budget, and for a minute.
+//!
+//! A watch over HTTP gets the state of that moment, because its reader may have asked for the
+//! newest. It reuses the chunks alone.
 
 use std::{
     ops::Range,
@@ -120,13 +123,13 @@ impl SharedSnapshot {
 
     /// Whether it is too old to be reused.
     pub fn is_over(&self, now: Instant) -> bool {
-        now.duration_since(self.made) > CHUNKS_RETAINED
+        self.age(now) > CHUNKS_RETAINED
     }
 
     /// Joins a subscriber that starts now, with the cache at `version`. `None` if the snapshot is
     /// too old, or its state is gone.
     pub fn join(self: &Arc<Self>, version: ResourceVersion, now: Instant) -> Option<SharedSnapshotReader> {
-        if self.version != version && now.duration_since(self.made) > SHARED_AGE_MAX {
+        if self.version != version && self.age(now) > SHARED_AGE_MAX {
             return None;
         }
         match self.chunks.get().filter(|chunks| chunks.iter().all(|chunk| chunk.retained().is_some())) {
@@ -192,6 +195,11 @@ impl Chunk {
         })))
     }
 
+    /// Whether the budget had no room for its bytes.
+    fn is_refused(&self) -> bool {
+        self.0.encoded.get().is_some_and(Option::is_none)
+    }
+
     /// Whether these are its objects.
     fn is_of(&self, objects: &[Arc<Object>]) -> bool {
         let known = &self.0.objects;
@@ -205,11 +213,6 @@ impl Chunk {
     /// Number of its objects.
     pub fn objects(&self) -> usize {
         self.0.objects.len()
-    }
-
-    /// Bytes of JSON of its objects.
-    pub fn json_bytes(&self) -> usize {
-        self.0.json_bytes
     }
 
     /// The length of its plain items, if the head of a list needs it.
@@ -257,7 +260,9 @@ fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
             let now = &objects[run.clone()];
             let is_stale =
                 || planted::is(Bug::StaleChunk) && now.last().is_some_and(|last| *last.key() == chunk.0.last);
-            (chunk.is_of(now) || is_stale()).then_some((*chunk, run))
+            // The budget may have room for a new one.
+            let is_same = chunk.is_of(now) && !chunk.is_refused();
+            (is_same || is_stale()).then_some((*chunk, run))
         });
         if let Some((chunk, run)) = same {
             chunks.push(chunk.clone());

@@ -222,12 +222,9 @@ impl View {
         self.state().snapshot = None;
     }
 
-    /// Drops its compressed snapshot if that is too old to be reused.
-    pub fn tidy(&self, now: Instant) {
-        let mut state = self.state();
-        if state.snapshot.as_ref().is_some_and(|snapshot| snapshot.is_over(now)) {
-            state.snapshot = None;
-        }
+    /// Removes its compressed snapshot if that is too old to be reused.
+    pub fn tidy(&self, now: Instant) -> Option<Arc<SharedSnapshot>> {
+        self.state().snapshot.take_if(|snapshot| snapshot.is_over(now))
     }
 
     /// Drops the items that the ring has evicted.
@@ -346,8 +343,8 @@ impl View {
             let readers = *subscribers;
             let is_shared = readers > 1 || self.encoder.is_gzip();
             let run = if is_shared {
-                let compresses = |bytes| self.encoder.compresses(bytes, readers);
-                segments.at(cursor, log, compresses).map(LogRun::Shared)
+                let compresses = |bytes, readers| self.encoder.takes_compression(bytes, readers);
+                segments.at(cursor, log, readers, compresses).map(LogRun::Shared)
             } else {
                 cut(log, cursor, log.end(), bytes_max).map(|(entries, _)| LogRun::unshared_at(cursor, entries))
             };

@@ -39,6 +39,7 @@ use crate::{
         index::{SelectorIndex, ViewId},
         log::LogItem,
         log_bytes::LogBytes,
+        shared_snapshot::SharedSnapshot,
         view::{View, ViewKey},
     },
 };
@@ -326,10 +327,8 @@ impl Views {
         }
     }
 
-    /// Drops bytes that are too old to be reused.
-    pub(crate) fn tidy(&self, now: Instant) {
-        for (_, slot) in &self.slots {
-            slot.view.tidy(now);
-        }
+    /// Removes snapshots that are too old to be reused. They are to be dropped without a lock.
+    pub(crate) fn tidy(&self, now: Instant) -> Vec<Arc<SharedSnapshot>> {
+        self.slots.iter().filter_map(|(_, slot)| slot.view.tidy(now)).collect()
     }
 }

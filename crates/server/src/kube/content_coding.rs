@@ -30,8 +30,7 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// Returns the coding of a response to a client that sends these headers: gzip if it accepts it at
-/// least as much as it accepts none.
+/// Returns gzip if the client that sends these headers accepts it and does not prefer `identity`.
 pub fn negotiate(headers: &HeaderMap) -> ContentCoding {
     let mut gzip = None;
     let mut identity = None;
@@ -54,7 +53,7 @@ pub fn negotiate(headers: &HeaderMap) -> ContentCoding {
     if gzip > 0 && !prefers_identity { ContentCoding::Gzip } else { ContentCoding::Identity }
 }
 
-/// Puts the headers of a response that was negotiated.
+/// Puts the headers of an answer from the cache.
 pub fn put_headers(coding: ContentCoding, headers: &mut HeaderMap) {
     headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     if coding == ContentCoding::Gzip {

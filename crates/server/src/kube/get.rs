@@ -14,19 +14,14 @@ use super::{
 
 /// Returns the answer to a get for the object with this key; `None` if the snapshot does not have
 /// it.
-pub(super) async fn get(
-    found: &FoundCache,
-    snapshot: &Snapshot,
-    key: &ObjectKey,
-    notes: &Notes,
-) -> Option<Response<Body>> {
+pub(super) fn get(found: &FoundCache, snapshot: &Snapshot, key: &ObjectKey, notes: &Notes) -> Option<Response<Body>> {
     let object = snapshot.store.get(key.as_str())?;
     let parser = &found.selected.served.parser;
     let mut body = single_object(object, parser, &found.format);
     let mut coding = ContentCoding::Identity;
     if body.len() >= COMPRESSED_BYTES_MIN && found.format.coding() == ContentCoding::Gzip {
         coding = ContentCoding::Gzip;
-        body = gzip_list::whole(body).await;
+        body = gzip_list::body_of(&found.selected.served.hub.compress(body));
     }
     notes.sent(1, body.len());
     let mut response = answer::from_cache(parser.media().content_type(), Body::from(body));

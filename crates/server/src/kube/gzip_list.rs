@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use kubefan_audit::Notes;
 use kubefan_cache::kube_encoding::list::ListMeta;
 use kubefan_fanout::{ListExtent, Served, SharedList};
-use kubefan_gzip::{Checksum, Compressor, HEADER, Level, Piece, end};
+use kubefan_gzip::{Checksum, END_BYTES, HEADER, Piece, end};
 use kubefan_telemetry::metrics::GzipPieces;
 use tokio::task::yield_now;
 
@@ -16,8 +16,6 @@ use crate::sliced_list::{Chunk, SlicedList};
 /// The least size of a list or an object that is compressed, as the apiserver's
 /// `defaultGzipThresholdBytes`.
 pub(super) const COMPRESSED_BYTES_MIN: usize = 128 << 10;
-/// Bytes that a task compresses before others run.
-const SLICE_BYTES: usize = 64 << 10;
 /// Chunks whose items a task measures before others run.
 const SLICE_CHUNKS: usize = 4;
 
@@ -37,7 +35,7 @@ pub(super) struct GzipListing {
     notes: Notes,
 }
 
-/// A chunk of a gzip body in the making.
+/// Bytes that are sent together.
 #[derive(Default)]
 struct BodyPart {
     bytes: BytesMut,
@@ -64,12 +62,12 @@ impl GzipListing {
         Self { served, chunks: extent.chunks, list, next: 0, head, separator, tail, checksum, notes }
     }
 
-    fn put(&mut self, piece: &Piece, is_new: bool, part: &mut BodyPart) {
+    fn put(&mut self, piece: &Piece, part: &mut BodyPart) {
         for slice in piece.wire() {
             part.bytes.extend_from_slice(&slice);
         }
         self.checksum = self.checksum.then(piece.checksum());
-        part.pieces += GzipPieces { made: is_new.into(), sent: 1, plain_bytes: piece.checksum().len() };
+        part.pieces.plain_bytes += piece.checksum().len();
     }
 }
 
@@ -93,19 +91,21 @@ impl SlicedList for GzipListing {
         let mut part = BodyPart::default();
         if self.next == 0 {
             part.bytes.extend_from_slice(&HEADER);
-            self.put(&Piece::stored(self.head.clone()), true, &mut part);
+            self.put(&Piece::stored(self.head.clone()), &mut part);
         } else if self.next < self.chunks {
-            self.put(&self.separator.clone(), false, &mut part);
+            self.put(&self.separator.clone(), &mut part);
         }
         let mut objects = 0;
         if let Some(chunk) = self.list.chunk(self.next) {
             objects = chunk.objects;
-            self.put(&chunk.piece, chunk.is_new, &mut part);
+            self.put(&chunk.piece, &mut part);
+            part.pieces.made += u64::from(chunk.is_new);
+            part.pieces.sent += 1;
         }
         self.next += 1;
         let is_last = self.next >= self.chunks;
         if is_last {
-            self.put(&Piece::stored(self.tail.clone()), true, &mut part);
+            self.put(&Piece::stored(self.tail.clone()), &mut part);
             part.bytes.extend_from_slice(&end(self.checksum));
         }
         let BodyPart { bytes, pieces } = part;
@@ -117,15 +117,9 @@ impl SlicedList for GzipListing {
     }
 }
 
-/// Compresses a body that one client asked for.
-pub(super) async fn whole(plain: Bytes) -> Bytes {
-    let mut compressor = Compressor::new(Level::DEFAULT);
-    let mut compression = compressor.begin(plain);
-    while compression.advance(SLICE_BYTES) > 0 {
-        yield_now().await;
-    }
-    let piece = compression.finish();
-    let mut body = BytesMut::with_capacity(piece.wire_len() + 32);
+/// Returns the body of one piece.
+pub(super) fn body_of(piece: &Piece) -> Bytes {
+    let mut body = BytesMut::with_capacity(HEADER.len() + piece.wire_len() + END_BYTES);
     body.extend_from_slice(&HEADER);
     for slice in piece.wire() {
         body.extend_from_slice(&slice);

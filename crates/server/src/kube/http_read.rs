@@ -125,15 +125,16 @@ impl<'a> HttpRead<'a> {
     }
 
     /// Negotiates the content coding.
-    fn coding(&self, request: &Parts, format: &Format) -> ContentCoding {
+    fn coding(&self, request: &Parts, settings: ReadSettings, format: &Format) -> ContentCoding {
         // The length of a compressed chunk tells how much its objects have in common, so someone
         // who may write one Secret and see the length could guess at the others (BREACH).
         let is_secret = self.path.group.is_empty() && self.path.resource == "secrets";
         let is_websocket = hop_by_hop::upgrade(&request.headers).is_some();
-        // The ages in the rows of Tables change with the time, so few watches share the same bytes.
+        // The first event of a watch of rows has the columns, which shared pieces cannot have. The
+        // ages in rows change too, so few watches share the same bytes.
         let is_watch = matches!(self.request, ReadRequest::Watch(_));
         let is_watch_of_rows = is_watch && !format.is_time_independent();
-        if is_secret || is_websocket || is_watch_of_rows {
+        if !settings.gzip || is_secret || is_websocket || is_watch_of_rows {
             return ContentCoding::Identity;
         }
         content_coding::negotiate(&request.headers)
@@ -144,8 +145,9 @@ impl<'a> HttpRead<'a> {
         &self,
         request: &Parts,
         info: &RequestInfo<'_>,
-        ReadSettings { feature_gates, gzip, fallback, .. }: ReadSettings,
+        settings: ReadSettings,
     ) -> Result<Vec<Option<Format>>, ReadError> {
+        let ReadSettings { feature_gates, fallback, .. } = settings;
         let accept = negotiate::accept_header(&request.headers)
             .ok_or_else(|| ReadError::Upstream(negotiate::not_acceptable()))?;
         let is_watch = matches!(self.request, ReadRequest::Watch(_));
@@ -158,7 +160,7 @@ impl<'a> HttpRead<'a> {
         let asked =
             asked.into_iter().map(|asked| if is_pretty && asked.is_json() { Form::Other.into() } else { asked });
         let coded = |format: Format| {
-            let coding = if gzip { self.coding(request, &format) } else { ContentCoding::Identity };
+            let coding = self.coding(request, settings, &format);
             format.coded(coding)
         };
         Ok(asked.map(|asked| asked.format(include).map(coded)).collect())

@@ -340,7 +340,7 @@ impl<'a> ReadLoop<'a> {
         let mut response: Response<Body> = match &self.read.request {
             ReadRequest::Get(_) => {
                 let snapshot = snapshot.ok_or(NotFetched)?;
-                get::get(&found, &snapshot, &self.key(), &notes).await.ok_or(NotFetched)?
+                get::get(&found, &snapshot, &self.key(), &notes).ok_or(NotFetched)?
             }
             ReadRequest::List(options) => {
                 let snapshot = snapshot.ok_or(NotFetched)?;

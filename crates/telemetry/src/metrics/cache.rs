@@ -83,12 +83,12 @@ impl CacheFamilies {
             )?,
             gzip_pieces_made: register.counters(
                 "kubefan_gzip_pieces_made_total",
-                "Parts of gzip bodies that were compressed or stored: events, and chunks of lists and of initial states.",
+                "Pieces of gzip bodies that readers share (events, and chunks of lists and initial states), when one is compressed or stored.",
                 &LABELS,
             )?,
             gzip_pieces_sent: register.counters(
                 "kubefan_gzip_pieces_sent_total",
-                "Parts of gzip bodies handed to connections. One that was made once is sent to many.",
+                "The same pieces, each time one is handed to a connection.",
                 &LABELS,
             )?,
             gzip_plain_bytes: register.counters(
@@ -253,14 +253,14 @@ pub struct CacheMetrics {
     labels: [String; 4],
 }
 
-/// Parts of a gzip body.
+/// Pieces of a gzip body.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct GzipPieces {
-    /// Number of parts that were compressed or stored for it. Others had been made before.
+    /// Number of shared pieces that were compressed or stored for it. Others had been made before.
     pub made: u64,
-    /// Number of parts.
+    /// Number of shared pieces.
     pub sent: u64,
-    /// Bytes of the parts when they are decoded.
+    /// Plain bytes of all pieces.
     pub plain_bytes: u64,
 }
 
@@ -383,7 +383,7 @@ impl CacheMetrics {
         }
     }
 
-    /// Counts parts of a gzip body, which are this many bytes, handed to a connection.
+    /// Counts pieces of a gzip body, which are this many bytes, handed to a connection.
     pub fn gzip_sent(&self, GzipPieces { made, sent, plain_bytes }: GzipPieces, bytes: usize) {
         self.gzip_pieces_made.inc_by(made);
         self.gzip_pieces_sent.inc_by(sent);

@@ -49,7 +49,7 @@ async fn secrets_are_asked_for_without_gzip() {
     });
     let plain = ["/api/v1/secrets?limit=5", "/api/v1/namespaces/a/secrets", "/api/v1/namespaces/a/secrets/b"];
     for path in
-        plain.into_iter().chain(["/api/v1/pods?fieldSelector=metadata.name%3Dsecrets", "/apis/a/v1/secretstores"])
+        plain.into_iter().chain(["/api/v1/pods?fieldSelector=metadata.name%3Dsecrets", "/apis/a/v1/externalsecrets"])
     {
         upstream.get(Verb::List, path).await.unwrap();
         upstream.stream(path, Media::Json).await.unwrap();
