@@ -158,9 +158,10 @@ pub(crate) const CROWD_READERS: usize = 20;
 impl Crowd {
     /// Draws a crowd in a few seeds, because its programs are as many as all others.
     pub(crate) fn draw(random: &mut Pcg64Mcg) -> Option<Crowd> {
+        let is_drawn = random.random_bool(1.0 / 16.0);
         let selections: Vec<_> = Selection::over_http().collect();
         let selection = selections[random.random_range(0..selections.len())];
-        random.random_bool(1.0 / 16.0).then(|| Crowd { selection, is_protobuf: random.random_bool(0.4) })
+        is_drawn.then(|| Crowd { selection, is_protobuf: random.random_bool(0.4) })
     }
 
     /// A program of the crowd.
