@@ -4,11 +4,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::{HeaderMap, header};
+use kubefan_gzip::Decoder;
 
 use super::{
     encoding::Encoding,
     event_counter::{EventCounter, GzipEvents},
-    gzip_decoder::GzipDecoder,
     shared_body::{SharedBodies, SharedBody},
 };
 
@@ -28,7 +28,7 @@ enum Content {
         position: u64,
     },
     /// Gzip that differs.
-    Own(GzipEvents),
+    Own(Box<GzipEvents>),
 }
 
 impl WatchBody {
@@ -73,7 +73,7 @@ impl WatchBody {
                     drop(shared);
                     own.read(part)?;
                     let events = own.events();
-                    self.content = Content::Own(own);
+                    self.content = Content::Own(Box::new(own));
                     events
                 }
             }
@@ -88,8 +88,8 @@ impl WatchBody {
 ///
 /// # Errors
 /// If the content coding is unknown.
-pub(super) fn decoder_of(headers: &HeaderMap) -> Result<Option<GzipDecoder>, String> {
-    Ok(is_gzip(headers)?.then(GzipDecoder::default))
+pub(super) fn decoder_of(headers: &HeaderMap) -> Result<Option<Decoder>, String> {
+    Ok(is_gzip(headers)?.then(Decoder::new))
 }
 
 fn is_gzip(headers: &HeaderMap) -> Result<bool, String> {

@@ -1,6 +1,9 @@
 //! Counts the events of a watch over HTTP in its plain bytes, or in a gzip body.
 
-use super::{encoding::Encoding, gzip_decoder::GzipDecoder};
+use bytes::Bytes;
+use kubefan_gzip::{Decoder, GzipError};
+
+use super::encoding::Encoding;
 
 /// Size in bytes of the length before each event in protobuf.
 const LENGTH_BYTES: usize = 4;
@@ -55,14 +58,16 @@ impl EventCounter {
 
 /// Counts the events of a body with `Content-Encoding: gzip`.
 pub(super) struct GzipEvents {
-    decoder: GzipDecoder,
+    decoder: Decoder,
+    /// The reason why nothing more is decoded.
+    error: Option<GzipError>,
     counter: EventCounter,
     events: u64,
 }
 
 impl GzipEvents {
     pub(super) fn new(encoding: Encoding) -> Self {
-        Self { decoder: GzipDecoder::default(), counter: EventCounter::new(encoding), events: 0 }
+        Self { decoder: Decoder::new(), error: None, counter: EventCounter::new(encoding), events: 0 }
     }
 
     /// Decodes the next part of the body.
@@ -70,11 +75,43 @@ impl GzipEvents {
     /// # Errors
     /// If it is not gzip.
     pub(super) fn read(&mut self, part: &[u8]) -> Result<(), String> {
-        self.decoder.decode(part, |plain| self.events += self.counter.count(plain))
+        if let Some(error) = self.error {
+            return Err(error.to_string());
+        }
+        self.decode(part).map_err(|error| {
+            self.error = Some(error);
+            error.to_string()
+        })
+    }
+
+    fn decode(&mut self, part: &[u8]) -> Result<(), GzipError> {
+        self.decoder.push(Bytes::copy_from_slice(part));
+        while let Some(plain) = self.decoder.next_slice()? {
+            self.events += self.counter.count(&plain);
+        }
+        Ok(())
     }
 
     /// Number of events that were complete so far.
     pub(super) fn events(&self) -> u64 {
         self.events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kubefan_gzip::{Checksum, HEADER, Piece, end};
+
+    use super::*;
+
+    #[test]
+    fn a_body_that_was_broken_stays_an_error() {
+        let plain = Bytes::from_static(b"first\nsecond\n");
+        let mut body = HEADER.to_vec();
+        Piece::stored(plain).put(&mut body);
+        body.extend_from_slice(&end(Checksum::of(b"other")));
+        let mut events = GzipEvents::new(Encoding::Gzip);
+        let error = events.read(&body).unwrap_err();
+        assert_eq!(events.read(&HEADER), Err(error));
     }
 }

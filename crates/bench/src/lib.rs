@@ -18,7 +18,6 @@ mod error;
 mod event_counter;
 pub mod figures;
 pub mod floor;
-mod gzip_decoder;
 pub mod hostile;
 mod latency;
 mod livez;

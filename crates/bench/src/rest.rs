@@ -159,11 +159,12 @@ impl RestClient {
         while let Some(data) = next_data(&mut body).await {
             let data = data.map_err(|error| of_get(path, &error))?;
             if let Some(decoder) = &mut decoder {
-                decoder.decode(&data, |_| {}).map_err(|message| of_get(path, &message))?;
+                decoder.push(data);
+                while decoder.next_slice().map_err(|error| of_get(path, &error))?.is_some() {}
             }
         }
-        if decoder.is_some_and(|decoder| !decoder.is_at_end()) {
-            return Err(of_get(path, &"the body was cut off"));
+        if let Some(decoder) = decoder {
+            decoder.finish().map_err(|error| of_get(path, &error))?;
         }
         Ok(())
     }

@@ -60,16 +60,16 @@ fn combine(crc: u32, other: Checksum) -> u32 {
     first.finalize()
 }
 
-/// The checksum of everything in a log before one position.
+/// The checksum of everything before one position, in segments of a log that follow each other.
 ///
-/// A log computes one per entry when it appends. The checksum of a response that begins and ends at
-/// any two positions is then one combination at the end of the response, and nothing for each entry
-/// that is sent. Prefixes stay valid when the log drops its oldest entries.
+/// Segments compute one per entry when they are encoded. The checksum of a response that begins and
+/// ends at any two positions is then one combination at the end of the response, and nothing for
+/// each entry that is sent. Prefixes stay valid when the log drops its oldest entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Prefix(Checksum);
 
 impl Prefix {
-    /// The first position of a log.
+    /// The position before the first entry.
     pub const START: Self = Self(Checksum::EMPTY);
 
     /// Returns the position after an entry that begins here.
@@ -83,12 +83,12 @@ impl Prefix {
         self.0.len
     }
 
-    /// Returns the checksum of what lies between `start` and this position of the same log. It is
-    /// `None` if `start` is later.
+    /// Returns the checksum of what lies between `start` and this position of the same
+    /// segments. It is `None` if `start` is later.
     pub fn since(self, start: Self) -> Option<Checksum> {
         let len = self.0.len.checked_sub(start.0.len)?;
         if len == 0 {
-            // Two positions with one length and different bytes are of different logs.
+            // Two positions with one length and different bytes are of different segments.
             return (self == start).then_some(Checksum::EMPTY);
         }
         let crc = combine(start.0.crc, Checksum { crc: self.0.crc, len });

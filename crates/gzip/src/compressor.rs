@@ -9,8 +9,8 @@ use crate::{
     piece::{SYNC_LENGTHS, stored_wire_len},
 };
 
-/// Pieces refer back to as many bytes as deflate allows, 32 KiB. A smaller window saves memory and
-/// no time, and chunks of lists become twice as large.
+/// A piece refers back only to its own bytes, as far as deflate allows, 32 KiB. A smaller window
+/// saves memory and no time, and chunks of lists become twice as large.
 const WINDOW_BITS: u8 = 15;
 
 /// Free bytes of the output before each step. A flush needs six, and a repeated step costs a call.
@@ -21,7 +21,7 @@ const KEPT_OUTPUT_BYTES_MAX: usize = 256 << 10;
 
 /// The least part of the bytes that compression must save, as a divisor. A compressed piece has
 /// memory of its own and takes the readers time; a stored one shares the plain bytes.
-const SAVED_PART_MIN: usize = 8;
+const SAVED_DIVISOR: usize = 8;
 
 /// A compression level of zlib, from 1 (fast) to 9 (small).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +70,8 @@ impl Compressor {
         self.begin(plain).finish()
     }
 
-    /// Begins one piece, which the caller compresses in slices. The result is the same.
+    /// Begins one piece, which the caller compresses in slices. The plain bytes are the same; the
+    /// compressed ones may differ.
     pub fn begin(&mut self, plain: Bytes) -> Compression<'_> {
         self.deflate.reset();
         Compression { compressor: self, plain, taken: 0, hasher: Hasher::new(), has_failed: false }
@@ -104,8 +105,8 @@ impl Compressor {
     /// Returns the compressed bytes if they end as a piece must, and if they save enough.
     fn deflated(&self, plain_len: usize) -> Option<Bytes> {
         let wire = self.output.get(..self.written())?;
-        let pays = wire.len() <= stored_wire_len(plain_len) - plain_len / SAVED_PART_MIN;
-        (pays && wire.ends_with(&SYNC_LENGTHS)).then(|| Bytes::copy_from_slice(wire))
+        let saves_enough = wire.len() <= stored_wire_len(plain_len) - plain_len / SAVED_DIVISOR;
+        (saves_enough && wire.ends_with(&SYNC_LENGTHS)).then(|| Bytes::copy_from_slice(wire))
     }
 }
 
@@ -113,14 +114,14 @@ impl Compressor {
 /// stored then.
 struct Failed;
 
-/// The compression of one piece, in slices: a chunk of a list takes longer than a task may run.
+/// The compression of one piece, in slices: a large object takes longer than a task may run.
 #[derive(Debug)]
 pub struct Compression<'a> {
     compressor: &'a mut Compressor,
     plain: Bytes,
     /// Number of plain bytes that are compressed.
     taken: usize,
-    /// Has read the same bytes.
+    /// The hasher of these bytes.
     hasher: Hasher,
     has_failed: bool,
 }

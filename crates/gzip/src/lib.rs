@@ -6,9 +6,11 @@
 //! out what they have.
 //!
 //! The member ends with the CRC-32 of all plain bytes. A [`Checksum`] is combined from those of the
-//! parts, and a log keeps a [`Prefix`] per entry, so no response reads its bytes again. A response
-//! that is cut off has no [`end`]. Not every decoder reports that, so its HTTP body must be
-//! incomplete too. Decision 54 has the reasons.
+//! pieces, and segments of a log keep a [`Prefix`] per entry, so no response reads its bytes again.
+//! A response that is cut off has no [`end`]. Not every decoder reports that, so its HTTP body must
+//! be incomplete too. Decision 54 has the reasons.
+//!
+//! [`PlainBody`] decodes received bodies, which may have several members.
 
 mod checksum;
 mod compressor;

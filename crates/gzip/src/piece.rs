@@ -1,7 +1,7 @@
 //! Pieces of a deflate stream (RFC 1951) that begin and end at byte boundaries and refer to nothing
 //! before them.
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 
 use crate::Checksum;
 
@@ -91,15 +91,20 @@ impl Piece {
         Wire { form: &self.form, next: Next::Block { start: 0 } }
     }
 
+    /// Writes the bytes on the wire. `out` must have room for them, as a growing buffer always has.
+    pub fn put(&self, out: &mut impl BufMut) {
+        for slice in self.wire() {
+            out.put_slice(&slice);
+        }
+    }
+
     /// Returns the bytes on the wire in one slice. A stored piece is copied.
     pub fn to_bytes(&self) -> Bytes {
         match &self.form {
             Form::Deflated(wire) => wire.clone(),
             Form::Stored { .. } => {
                 let mut joined = Vec::with_capacity(self.wire_len());
-                for slice in self.wire() {
-                    joined.extend_from_slice(&slice);
-                }
+                self.put(&mut joined);
                 joined.into()
             }
         }

@@ -168,7 +168,7 @@ fn bytes_that_do_not_compress_are_stored() {
 }
 
 #[test]
-fn slices_of_any_size_make_the_same_piece() {
+fn slices_of_any_size_decode_to_the_same_bytes() {
     let plain: Bytes = (0..40).flat_map(event).chain(noise(9000)).collect();
     let mut compressor = Compressor::new(Level::DEFAULT);
     let whole = compressor.compress(plain.clone());

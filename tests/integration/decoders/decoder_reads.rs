@@ -69,7 +69,7 @@ pub(super) struct Seen {
     pub(super) digest: String,
 }
 
-/// How a read ended.
+/// The end of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum End {

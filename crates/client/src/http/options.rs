@@ -17,9 +17,9 @@ pub struct HttpClientOptions {
     /// A file with a bearer token. It is read again after 10 s, and at once if the server refuses
     /// the token (401).
     pub token_file: Option<PathBuf>,
-    /// Does not ask the server for gzip. Compression saves network and costs both sides CPU: set
-    /// this if the network is fast and lists take too long. Default: false. A server on a loopback
-    /// address is never asked for it.
+    /// Whether the server is never asked for gzip. Compression saves network and costs both sides
+    /// CPU: set this if the network is fast and lists take too long. Default: false. A server on a
+    /// loopback address is never asked for it.
     pub disable_compression: bool,
     /// Limit for establishing a connection. Default: 10 s.
     pub connect_timeout: Duration,

@@ -1,4 +1,5 @@
-//! The plain bytes of an answer's body. All answers to kubefan's own requests are decoded here.
+//! The plain bytes of an answer's body. All HTTP answers of upstream to kubefan's own requests are
+//! decoded here.
 
 use std::{
     pin::Pin,
