@@ -23,11 +23,6 @@ impl Checksum {
         Self { crc: crc32fast::hash(plain), len: plain.len() as u64 }
     }
 
-    /// Takes the state of a hasher that has read all the bytes.
-    pub(crate) fn of_hasher(hasher: Hasher) -> Self {
-        Self { len: hasher.total_len(), crc: hasher.finalize() }
-    }
-
     /// The CRC-32 of the bytes, as RFC 1952 defines it.
     pub fn crc(self) -> u32 {
         self.crc

@@ -1,7 +1,6 @@
 //! Compresses pieces with zlib-rs, whose state is allocated once and then reset.
 
 use bytes::Bytes;
-use crc32fast::Hasher;
 use zlib_rs::{Deflate, DeflateFlush};
 
 use crate::{
@@ -67,14 +66,20 @@ impl Compressor {
     /// Compresses one piece. The piece stores the plain bytes if compression does not save an
     /// eighth of them.
     pub fn compress(&mut self, plain: Bytes) -> Piece {
-        self.begin(plain).finish()
-    }
-
-    /// Begins one piece, which the caller compresses in slices. The plain bytes are the same; the
-    /// compressed ones may differ.
-    pub fn begin(&mut self, plain: Bytes) -> Compression<'_> {
+        if plain.is_empty() {
+            return Piece::empty();
+        }
+        let checksum = Checksum::of(&plain);
         self.deflate.reset();
-        Compression { compressor: self, plain, taken: 0, hasher: Hasher::new(), has_failed: false }
+        let is_written = self.write(&plain, DeflateFlush::SyncFlush).is_ok();
+        let deflated = if is_written { self.deflated(plain.len()) } else { None };
+        if self.output.len() > KEPT_OUTPUT_BYTES_MAX {
+            self.output = Vec::new();
+        }
+        match deflated {
+            Some(wire) => Piece::deflated(wire, checksum),
+            None => Piece::stored_with(plain, checksum),
+        }
     }
 
     /// Number of compressed bytes of the piece in work.
@@ -113,48 +118,3 @@ impl Compressor {
 /// zlib reports an inconsistent state. That cannot happen with valid parameters, and a piece can be
 /// stored then.
 struct Failed;
-
-/// The compression of one piece, in slices: a large object takes longer than a task may run.
-#[derive(Debug)]
-pub struct Compression<'a> {
-    compressor: &'a mut Compressor,
-    plain: Bytes,
-    /// Number of plain bytes that are compressed.
-    taken: usize,
-    /// The hasher of these bytes.
-    hasher: Hasher,
-    has_failed: bool,
-}
-
-impl Compression<'_> {
-    /// Compresses at most `bytes_max` more plain bytes. Returns the number of bytes that remain.
-    pub fn advance(&mut self, bytes_max: usize) -> usize {
-        let end = self.taken.saturating_add(bytes_max).min(self.plain.len());
-        let slice = &self.plain[self.taken..end];
-        self.hasher.update(slice);
-        if !self.has_failed {
-            self.has_failed = self.compressor.write(slice, DeflateFlush::NoFlush).is_err();
-        }
-        self.taken = end;
-        self.plain.len() - end
-    }
-
-    /// Compresses what remains and returns the piece.
-    pub fn finish(mut self) -> Piece {
-        let slice = &self.plain[self.taken..];
-        self.hasher.update(slice);
-        let checksum = Checksum::of_hasher(self.hasher);
-        if self.plain.is_empty() {
-            return Piece::empty();
-        }
-        self.has_failed = self.has_failed || self.compressor.write(slice, DeflateFlush::SyncFlush).is_err();
-        let deflated = (!self.has_failed).then(|| self.compressor.deflated(self.plain.len())).flatten();
-        if self.compressor.output.len() > KEPT_OUTPUT_BYTES_MAX {
-            self.compressor.output = Vec::new();
-        }
-        match deflated {
-            Some(wire) => Piece::deflated(wire, checksum),
-            None => Piece::stored_with(self.plain, checksum),
-        }
-    }
-}

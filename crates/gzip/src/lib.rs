@@ -24,7 +24,7 @@ mod plain_body;
 mod tests;
 
 pub use checksum::{Checksum, Prefix};
-pub use compressor::{Compression, Compressor, Level};
+pub use compressor::{Compressor, Level};
 pub use compressors::Compressors;
 pub use decoder::{Decoder, GzipError, SLICE_BYTES_MAX};
 pub use member::{END_BYTES, HEADER, end};

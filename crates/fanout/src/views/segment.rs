@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use kubefan_cache::budget::Share;
 use kubefan_gzip::Piece;
 use kubefan_model::{ResourceVersion, format::Encoding};
@@ -116,9 +116,7 @@ impl Content {
             messages += encoder.entry(entry, DeltaBases::All, &mut plain).messages;
             let plain = plain.freeze();
             let piece = if gzip.is_compressed { encoder.compressed(plain) } else { Piece::stored(plain) };
-            for slice in piece.wire() {
-                bytes.put(slice);
-            }
+            piece.put(&mut bytes);
             position = position.then(piece.checksum());
             ends.push((bytes.len(), messages));
             positions.push(position);

@@ -63,9 +63,7 @@ impl GzipListing {
     }
 
     fn put(&mut self, piece: &Piece, part: &mut BodyPart) {
-        for slice in piece.wire() {
-            part.bytes.extend_from_slice(&slice);
-        }
+        piece.put(&mut part.bytes);
         self.checksum = self.checksum.then(piece.checksum());
         part.pieces.plain_bytes += piece.checksum().len();
     }
@@ -121,9 +119,7 @@ impl SlicedList for GzipListing {
 pub(super) fn body_of(piece: &Piece) -> Bytes {
     let mut body = BytesMut::with_capacity(HEADER.len() + piece.wire_len() + END_BYTES);
     body.extend_from_slice(&HEADER);
-    for slice in piece.wire() {
-        body.extend_from_slice(&slice);
-    }
+    piece.put(&mut body);
     body.extend_from_slice(&end(piece.checksum()));
     body.freeze()
 }
