@@ -18,9 +18,17 @@ pub struct FrameBuf {
     rest: VecDeque<Bytes>,
     remaining: usize,
     messages: usize,
+    /// The pieces of a gzip body that were added. Boxed, because a batch is moved several times,
+    /// and few have it.
+    gzip: Option<Box<GzipBatch>>,
+}
+
+/// The pieces of a gzip body in a batch.
+#[derive(Debug, Clone, Default)]
+struct GzipBatch {
     /// The checksum of the plain bytes of the pieces that were added.
     plain: Checksum,
-    /// The shared pieces of a gzip body that were added, and the plain bytes of all pieces.
+    /// The shared pieces, and the plain bytes of all pieces.
     pieces: GzipPieces,
 }
 
@@ -43,24 +51,25 @@ impl FrameBuf {
         for slice in piece.wire() {
             self.push(slice);
         }
-        self.plain = self.plain.then(piece.checksum());
-        self.pieces.plain_bytes += piece.checksum().len();
+        let gzip = self.gzip.get_or_insert_default();
+        gzip.plain = gzip.plain.then(piece.checksum());
+        gzip.pieces.plain_bytes += piece.checksum().len();
     }
 
     /// Counts pieces that subscribers share, whose bytes were added.
     pub fn count_pieces(&mut self, pieces: GzipPieces) {
-        self.pieces += pieces;
+        self.gzip.get_or_insert_default().pieces += pieces;
     }
 
     /// The shared pieces of a gzip body that were added, and the plain bytes of all pieces.
     pub fn pieces(&self) -> GzipPieces {
-        self.pieces
+        self.gzip.as_ref().map_or_else(GzipPieces::default, |gzip| gzip.pieces)
     }
 
     /// The checksum of the plain bytes of its pieces. Slices of shared segments do not count: their
     /// checksums are combined once, at the end of a response.
     pub fn plain(&self) -> Checksum {
-        self.plain
+        self.gzip.as_ref().map_or(Checksum::EMPTY, |gzip| gzip.plain)
     }
 
     /// Adds bytes in front of all others.
@@ -75,8 +84,11 @@ impl FrameBuf {
 
     /// Adds another batch.
     pub fn append(&mut self, other: Self) {
-        self.plain = self.plain.then(other.plain);
-        self.pieces += other.pieces;
+        if let Some(other) = other.gzip {
+            let gzip = self.gzip.get_or_insert_default();
+            gzip.plain = gzip.plain.then(other.plain);
+            gzip.pieces += other.pieces;
+        }
         self.push(other.first);
         for chunk in other.rest {
             self.push(chunk);

@@ -148,7 +148,8 @@ async fn nothing_is_compressed_again_for_one_subscriber_far_behind() {
     }
     let mut late = Body::new(&cache, ContentCoding::Gzip, from_start());
     late.take(ALL);
-    let (late, shared) = (late.end(b""), readers.remove(0).end(b""));
+    let late = late.end(b"");
+    let shared = readers.remove(0).end(b"");
     assert_eq!(decoded(&late), decoded(&shared));
     assert!(shared.len() < decoded(&shared).len(), "compressed for {SUBSCRIBERS}");
     assert!(late.len() > decoded(&late).len(), "stored for one");

@@ -86,8 +86,8 @@ fn expected(cache: &Cache, range: std::ops::Range<usize>) -> String {
 #[tokio::test(start_paused = true)]
 async fn lists_of_one_state_share_their_chunks_and_have_its_objects() {
     let cache = filled(&ProcessBudgets::default());
-    let (first, second) = (list(&cache), list(&cache));
-    let (first, second) = (pieces(&first), pieces(&second));
+    let lists = [list(&cache), list(&cache)];
+    let [first, second] = lists.each_ref().map(pieces);
     assert!(first.len() > 2, "several chunks");
     assert_eq!(addresses(&first), addresses(&second));
     assert_eq!(plain(&first), expected(&cache, 0..OBJECTS));
@@ -151,7 +151,8 @@ async fn pages_have_their_objects_and_no_others() {
 async fn without_room_in_the_budget_lists_stay_right_and_nothing_is_retained() {
     let budgets = ProcessBudgets::new(RetainedLimits { chunks_bytes_max: 0, ..RetainedLimits::default() });
     let cache = filled(&budgets);
-    let (first, second) = (list(&cache), list(&cache));
+    let first = list(&cache);
+    let second = list(&cache);
     assert_eq!(plain(&pieces(&first)), expected(&cache, 0..OBJECTS));
     assert_eq!(plain(&pieces(&second)), expected(&cache, 0..OBJECTS));
     assert_eq!(cache.hub.budgets.chunks.used(), 0);
