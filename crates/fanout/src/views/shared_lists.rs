@@ -168,7 +168,7 @@ impl SharedLists {
         &self.compressors
     }
 
-    /// Removes the lists that nobody has read for a while. They are to be dropped without a lock.
+    /// Removes the lists that nobody has read for a minute. The caller drops them without a lock.
     pub fn tidy(&mut self, now: Instant) -> RemovedLists {
         let is_old = |_: &ListKey, known: &mut KnownList| now.duration_since(known.used_at) >= LIST_RETAINED;
         let removed = self.lists.extract_if(is_old).map(|(_, known)| known).collect();
@@ -178,7 +178,7 @@ impl SharedLists {
         RemovedLists { lists: removed }
     }
 
-    /// Removes all lists. They are to be dropped without a lock.
+    /// Removes all lists. The caller drops them without a lock.
     pub fn forget(&mut self) -> RemovedLists {
         self.compressors.forget();
         RemovedLists { lists: std::mem::take(&mut self.lists).into_values().collect() }

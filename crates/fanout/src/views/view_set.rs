@@ -327,7 +327,7 @@ impl Views {
         }
     }
 
-    /// Removes snapshots that are too old to be reused. They are to be dropped without a lock.
+    /// Removes snapshots that are too old to be reused. The caller drops them without a lock.
     pub(crate) fn tidy(&self, now: Instant) -> Vec<Arc<SharedSnapshot>> {
         self.slots.iter().filter_map(|(_, slot)| slot.view.tidy(now)).collect()
     }

@@ -1,4 +1,4 @@
-//! Bodies in gzip that nobody else shares, or that are not read.
+//! Clients that ask for gzip bodies which no other client shares, or that read none of them.
 
 use futures::FutureExt;
 
