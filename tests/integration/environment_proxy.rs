@@ -175,7 +175,9 @@ async fn a_kubefan_reads_state_and_changes_of_another_one_as_gzip() {
         create(number).await;
     }
     let plain = api.get_json("/api/v1/configmaps").await.to_string().len();
-    let upper = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &["--resource=configmaps"]).await;
+    // It forwards nothing: kube-apiserver would answer with a plain initial state before 1.37.
+    let args = ["--resource=configmaps", "--access=authorized-cache-only"];
+    let upper = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &args).await;
     upper.ready().await;
     let proxy = Proxy::start(upper.grpc_addr).await;
     let upstream = format!("--upstream={}", api.kubeconfig_to(&format!("https://{SERVER}")).display());
