@@ -6,6 +6,7 @@ pub mod log_bytes;
 pub mod log_run;
 pub mod plain_position;
 pub mod segment;
+pub mod segments;
 pub mod selected_objects;
 pub mod selections;
 pub mod shared_lists;

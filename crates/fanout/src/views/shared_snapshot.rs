@@ -36,6 +36,8 @@ const CHUNKS_RETAINED: Duration = Duration::from_secs(60);
 /// Approximate size of one chunk, in bytes of JSON: large enough to compress well, small enough
 /// that a change renews little.
 const CHUNK_JSON_BYTES: usize = 256 << 10;
+/// Objects that one subscriber plans before others run: about a millisecond.
+const SLICE_OBJECTS: usize = 16 << 10;
 
 /// The state of a view at one version, in chunks.
 pub struct SharedSnapshot {
@@ -44,9 +46,20 @@ pub struct SharedSnapshot {
     /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
     /// old objects.
     objects: Weak<SelectedObjects>,
-    /// The chunks of the snapshot before, until its own are planned.
-    before: Mutex<Option<Arc<[Chunk]>>>,
+    plan: Mutex<Plan>,
     chunks: OnceLock<Arc<[Chunk]>>,
+}
+
+/// The cuts of a snapshot, as far as they were made.
+#[derive(Default)]
+struct Plan {
+    /// The chunks of the snapshot before, until its own are planned.
+    before: Option<Arc<[Chunk]>>,
+    /// The next chunk of `before`.
+    next: usize,
+    chunks: Vec<Chunk>,
+    /// Number of objects in `chunks`.
+    objects: usize,
 }
 
 /// A shared snapshot, for one subscriber.
@@ -102,8 +115,8 @@ impl SharedSnapshot {
     pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(Self::newest_chunks);
         let objects = Arc::downgrade(objects);
-        let before = Mutex::new(before);
-        Self { version, made: now, objects, before, chunks: OnceLock::new() }
+        let plan = Mutex::new(Plan { before, ..Plan::default() });
+        Self { version, made: now, objects, plan, chunks: OnceLock::new() }
     }
 
     /// The planned chunks, or those of the snapshot before.
@@ -111,7 +124,7 @@ impl SharedSnapshot {
         if let Some(chunks) = self.chunks.get() {
             return Some(chunks.clone());
         }
-        let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let before = self.plan.lock().unwrap_or_else(PoisonError::into_inner).before.clone();
         // They are dropped once its own are planned.
         before.or_else(|| self.chunks.get().cloned())
     }
@@ -150,20 +163,18 @@ impl SharedSnapshot {
         now.duration_since(self.made)
     }
 
-    /// The chunks, planned by the first subscriber that needs them; `None` while the objects are
-    /// not all found.
+    /// The chunks. The subscribers that need them first find the objects and plan the chunks, a
+    /// slice with each call; `None` until that is done.
     pub fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
-        if let Some(chunks) = self.chunks.get() {
-            return Some(chunks);
+        if self.chunks.get().is_none() {
+            let selected = objects.scan(selection)?;
+            let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+            // Another subscriber may have planned the last of them meanwhile.
+            if self.chunks.get().is_none() && plan.advance(selected, SLICE_OBJECTS) {
+                let _ = self.chunks.set(std::mem::take(&mut *plan).chunks.into());
+            }
         }
-        let selected = objects.scan(selection)?;
-        let lock_before = || self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        let chunks = self.chunks.get_or_init(|| {
-            let before = lock_before().clone();
-            plan(selected, before.as_deref().unwrap_or_default()).into()
-        });
-        *lock_before() = None;
-        Some(chunks)
+        self.chunks.get().map(|chunks| &**chunks)
     }
 }
 
@@ -243,38 +254,42 @@ impl Chunk {
     }
 }
 
-/// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are found
-/// again. Runs that have grown too large or too small are cut anew.
-fn plan(objects: &[Arc<Object>], before: &[Chunk]) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    let mut start = 0;
-    let mut old = before.iter().peekable();
-    while start < objects.len() {
-        // The chunk before that starts here, if its objects are the same.
-        let key = objects[start].key();
-        while old.peek().is_some_and(|chunk| chunk.0.first < *key) {
-            old.next();
+impl Plan {
+    /// Cuts the selected objects where the snapshot before was cut, so that unchanged chunks are
+    /// found again. Runs that have grown too large or too small are cut anew. Stops after about
+    /// `most` objects. Returns whether all are cut.
+    fn advance(&mut self, selected: &[Arc<Object>], most: usize) -> bool {
+        let before = self.before.as_deref().unwrap_or_default();
+        let stop_at = selected.len().min(self.objects.saturating_add(most));
+        while self.objects < stop_at {
+            let start = self.objects;
+            let key = selected[start].key();
+            while before.get(self.next).is_some_and(|chunk| chunk.0.first < *key) {
+                self.next += 1;
+            }
+            let old = &before[self.next..];
+            // The chunk before that starts here, if its objects are the same.
+            let same = old.first().filter(|chunk| chunk.0.first == *key).and_then(|chunk| {
+                let run = start..(start + chunk.objects()).min(selected.len());
+                let now = &selected[run.clone()];
+                let is_stale =
+                    || planted::is(Bug::StaleChunk) && now.last().is_some_and(|last| *last.key() == chunk.0.last);
+                // The budget may have room for a new one.
+                let is_same = chunk.is_of(now) && !chunk.is_refused();
+                (is_same || is_stale()).then_some((chunk, run))
+            });
+            if let Some((chunk, run)) = same {
+                self.chunks.push(chunk.clone());
+                self.objects = run.end;
+                continue;
+            }
+            let stop = old.iter().find(|chunk| chunk.0.first > *key).map(|chunk| &chunk.0.first);
+            let run = cut(selected, start, stop);
+            self.chunks.extend(Chunk::new(&selected[run.clone()]));
+            self.objects = run.end;
         }
-        let same = old.peek().filter(|chunk| chunk.0.first == *key).and_then(|chunk| {
-            let run = start..(start + chunk.objects()).min(objects.len());
-            let now = &objects[run.clone()];
-            let is_stale =
-                || planted::is(Bug::StaleChunk) && now.last().is_some_and(|last| *last.key() == chunk.0.last);
-            // The budget may have room for a new one.
-            let is_same = chunk.is_of(now) && !chunk.is_refused();
-            (is_same || is_stale()).then_some((*chunk, run))
-        });
-        if let Some((chunk, run)) = same {
-            chunks.push(chunk.clone());
-            start = run.end;
-            continue;
-        }
-        let stop = old.clone().find(|chunk| chunk.0.first > *key).map(|chunk| chunk.0.first.clone());
-        let run = cut(objects, start, stop.as_ref());
-        chunks.extend(Chunk::new(&objects[run.clone()]));
-        start = run.end;
+        self.objects == selected.len()
     }
-    chunks
 }
 
 /// A run from `start` of about [`CHUNK_JSON_BYTES`]. It ends before `stop`, unless it would be too
@@ -294,4 +309,47 @@ fn cut(objects: &[Arc<Object>], start: usize, stop: Option<&ObjectKey>) -> Range
         end += 1;
     }
     start..end
+}
+
+#[cfg(test)]
+mod tests {
+    use kubefan_model::{fields::FieldTable, object::ObjectParser};
+
+    use super::*;
+
+    /// Objects of a third of a chunk each.
+    fn objects(count: usize) -> Vec<Arc<Object>> {
+        let parser = ObjectParser::new(&FieldTable::default());
+        let data = "x".repeat(CHUNK_JSON_BYTES / 3);
+        let object = |number: usize| {
+            let json = format!(
+                r#"{{"metadata":{{"name":"{number:03}","resourceVersion":"{}"}},"data":"{data}"}}"#,
+                number + 1
+            );
+            Arc::new(parser.parse(json.as_bytes()).unwrap())
+        };
+        (0..count).map(object).collect()
+    }
+
+    fn planned(objects: &[Arc<Object>], before: Option<&[Chunk]>, most: usize) -> Vec<Chunk> {
+        let mut plan = Plan { before: before.map(Arc::from), ..Plan::default() };
+        while !plan.advance(objects, most) {}
+        plan.chunks
+    }
+
+    #[test]
+    fn chunks_that_are_planned_in_slices_are_those_that_are_planned_at_once() {
+        let mut objects = objects(40);
+        let first = planned(&objects, None, usize::MAX);
+        objects.remove(17);
+        objects.remove(3);
+        let cuts = |chunks: &[Chunk]| chunks.iter().map(|chunk| chunk.0.first.clone()).collect::<Vec<_>>();
+        let at_once = planned(&objects, Some(&first), usize::MAX);
+        let in_slices = planned(&objects, Some(&first), 1);
+        assert_eq!(cuts(&in_slices), cuts(&at_once));
+        assert_eq!(in_slices.iter().map(Chunk::objects).sum::<usize>(), objects.len());
+        let is_reused = |chunk: &Chunk| first.iter().any(|before| Arc::ptr_eq(&before.0, &chunk.0));
+        let reused = |chunks: &[Chunk]| chunks.iter().filter(|chunk| is_reused(chunk)).count();
+        assert_eq!((reused(&in_slices), reused(&at_once)), (first.len() - 2, first.len() - 2));
+    }
 }

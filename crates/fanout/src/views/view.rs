@@ -31,7 +31,7 @@ use super::{
     log::{Behind, Cursor, LogItem, Replayed, ViewLog},
     log_bytes::LogBytes,
     log_run::{LogReadError, LogRun},
-    segment::{SEGMENT_BYTES, Segments, cut},
+    segments::{SEGMENT_BYTES, Segments, cut},
     selected_objects::{Page, SelectedObjects},
     shared_snapshot::{SharedSnapshot, SharedSnapshotReader},
     view_gap::ViewGap,
