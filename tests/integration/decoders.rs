@@ -5,7 +5,7 @@
 //! Each decoder reads a list of several chunks, a watch of one second, and two watches without a
 //! limit. One of these begins with the newest state, and its link is cut. The other begins with the
 //! events since an old version, and ends when kubefan ends. An event is sent only after both have
-//! reported the one before. For few readers kubefan stores or compresses an event, from six on it
+//! reported the one before. For few readers kubefan stores or compresses an event, from 24 on it
 //! compresses. Some events are larger than 64 KiB. The results are printed.
 
 mod decoder_programs;
@@ -39,8 +39,8 @@ const LARGE_BYTES: usize = 200_000;
 const MIDDLE_BYTES: usize = 150_000;
 /// Payload of an object that arrives in one read of a socket.
 const SMALL_BYTES: usize = 300;
-/// With the observer these are six readers of the gzip view, whatever the decoder asks for.
-const MORE_READERS: usize = 5;
+/// With the observer these are 24 readers of the gzip view, whatever the decoder asks for.
+const MORE_READERS: usize = 23;
 /// A read at any version needs no proof.
 const ANY_VERSION: &str = "0";
 /// If the proof of the newest state is late, the apiserver answers.
@@ -161,7 +161,7 @@ async fn follow(world: &World, decoder: Decoder, dir: &Path) -> Followed {
         let changed = objects.write(object, bytes).await;
         source.sees(Read::RELAYED, &changed).await;
         source.sees(Read::DIRECT, &changed).await;
-        assert!(!observer.is_stored(&objects.marker()).await, "{name}: an event for six readers");
+        assert!(!observer.is_stored(&objects.marker()).await, "{name}: an event for 24 readers");
     }
     drop(more);
 

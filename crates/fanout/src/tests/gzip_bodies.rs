@@ -68,7 +68,7 @@ fn decoded(body: &[u8]) -> String {
 const ALL: usize = 1 << 20;
 
 /// Enough that a shared segment is compressed.
-const SUBSCRIBERS: usize = 20;
+const SUBSCRIBERS: usize = 24;
 
 #[tokio::test(start_paused = true)]
 async fn every_gzip_body_has_the_bytes_of_the_plain_one() {
