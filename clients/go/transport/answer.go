@@ -13,7 +13,9 @@ const (
 	answered verdict = iota
 	// uncached: the caller gets the answer. kubefan has passed the read on, as it has no cache for it.
 	uncached
-	// refused: kubefan's own 401, 403 or 404. The apiserver may say otherwise.
+	// missing: kubefan's own 404. It has no cache for the read, and passes nothing on.
+	missing
+	// refused: kubefan's own 401 or 403. The apiserver may say otherwise.
 	refused
 	// busy: kubefan's own 429.
 	busy
@@ -22,7 +24,7 @@ const (
 )
 
 func (v verdict) String() string {
-	return [...]string{"answered", "uncached", "refused", "busy", "broken"}[v]
+	return [...]string{"answered", "uncached", "missing", "refused", "busy", "broken"}[v]
 }
 
 // author is who has made an answer.
@@ -54,7 +56,9 @@ func verdictOf(response *http.Response) verdict {
 		return broken
 	case by == ofCache:
 		return answered
-	case status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusNotFound:
+	case status == http.StatusNotFound:
+		return missing
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return refused
 	default:
 		return answered
@@ -63,13 +67,14 @@ func verdictOf(response *http.Response) verdict {
 
 // authorOf reads the headers that tell who has made an answer:
 //
-//   - Cache-Status (RFC 9211) "kubefan; hit" is of the cache. With the parameter fwd, kubefan has passed
-//     the request on.
+//   - Cache-Status (RFC 9211) "kubefan; hit" is of the cache. With the parameter fwd, kubefan has
+//     passed the request on.
 //   - Proxy-Status (RFC 9209) "kubefan; error=…" is of kubefan itself.
-//   - X-Kubernetes-Pf-Flowschema-Uid is of the apiserver's priority and fairness. kubefan passes it on.
+//   - X-Kubernetes-Pf-Flowschema-Uid is of the apiserver's priority and fairness. kubefan passes it
+//     on.
 //
-// kubefan sends only the first one today, and without fwd. So its own 401, 403, 404 and 5xx look like
-// those of an apiserver without priority and fairness, or like those of a proxy.
+// kubefan sends only the first one today, and without fwd. So its own 401, 403, 404 and 5xx look
+// like those of an apiserver without priority and fairness, or like those of a proxy.
 func authorOf(header http.Header) author {
 	if parameters, ok := memberOf(header, "Cache-Status"); ok {
 		if hasParameter(parameters, "fwd") {
@@ -86,8 +91,8 @@ func authorOf(header http.Header) author {
 	return unknown
 }
 
-// memberOf returns the parameters of kubefan's member of a List (RFC 9651). The members of kubefan have
-// no commas and semicolons in their values.
+// memberOf returns the parameters of kubefan's member of a List (RFC 9651). The members of kubefan
+// have no commas and semicolons in their values.
 func memberOf(header http.Header, name string) ([]string, bool) {
 	for member := range strings.SplitSeq(strings.Join(header.Values(name), ","), ",") {
 		parts := strings.Split(member, ";")

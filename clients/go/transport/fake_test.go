@@ -13,6 +13,8 @@ type fakeClock struct {
 	pending []*fakeTimer
 	// armed is told of each new timer.
 	armed chan time.Duration
+	// quick is the longest time of timers that need no advance. Zero: all need one.
+	quick time.Duration
 }
 
 type fakeTimer struct {
@@ -34,6 +36,13 @@ func (c *fakeClock) AfterFunc(after time.Duration, run func()) func() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	made := &fakeTimer{at: c.now.Add(after), run: run}
+	if c.quick > 0 && after <= c.quick {
+		if made.at.After(c.now) {
+			c.now = made.at
+		}
+		go run()
+		return func() {}
+	}
 	c.pending = append(c.pending, made)
 	c.armed <- after
 	return func() {
@@ -68,4 +77,11 @@ func (c *fakeClock) advance(by time.Duration) {
 		c.mu.Unlock()
 		due.run()
 	}
+}
+
+// count returns the number of timers.
+func (c *fakeClock) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pending)
 }

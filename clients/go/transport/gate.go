@@ -9,11 +9,11 @@ import (
 
 // gate spaces the reads that a program starts at the apiserver while kubefan is away.
 //
-// The hazard is a fleet whose clients all turn to the apiserver at once: it would make one outage into
-// two. So each client has one start in each window, and the first window begins at a random moment.
-// All clients together then stay within the rate of the budget, without knowing of each other. A read
-// whose caller has a state waits for one window more, so that those without a state go first, in the
-// whole fleet and in each client.
+// The hazard is a fleet whose clients all turn to the apiserver at once: it would make one outage
+// into two. So each client has one start in each window, and the first window begins at a random
+// moment. All clients together then stay within the rate of the budget, without knowing of each
+// other. A read whose caller has a state waits for one window more, so that those without a state
+// go first, in the whole fleet and in each client.
 type gate struct {
 	clock  clock
 	random func() float64
@@ -50,8 +50,8 @@ func (g *gate) setBudget(budget Budget) {
 	g.budget = budget
 }
 
-// wait waits for the moment of a start. It returns false if changed comes first, and an error if the
-// context ends first.
+// wait waits for the moment of a start. It returns false if changed comes first, and an error if
+// the context ends first.
 func (g *gate) wait(ctx context.Context, hasState bool, changed <-chan struct{}) (bool, error) {
 	made := g.enter(hasState)
 	select {

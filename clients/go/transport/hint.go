@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// budgetHeader is a header of kubefan's answers. It tells the clients how to share the apiserver while
-// kubefan is away: it is a Dictionary (RFC 9651) with the members
+// budgetHeader is a header of kubefan's answers. It tells the clients how to share the apiserver
+// while kubefan is away: it is a Dictionary (RFC 9651) with the members
 //
 //	Kubefan-Fallback: clients=3000, rate=50
 //
-// clients is the number of clients that share the budget, an Integer of at least 1. rate is the number
-// of requests per second that all of them together may start at the apiserver, an Integer or a Decimal
-// above 0. Other members and parameters are ignored. A header without both members, or with a wrong
-// value, is ignored as a whole.
+// clients is the number of clients that share the budget, an Integer of at least 1. rate is the
+// number of requests per second that all of them together may start at the apiserver, an Integer or
+// a Decimal above 0. Other members and parameters are ignored. A header without both members, or
+// with a wrong value, is ignored as a whole.
 //
 // It is no RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers, because such a policy is about
 // requests to the server that sends it, and generic clients would limit themselves at kubefan.

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// learnedFor is how long a read is sent to the apiserver because kubefan has passed it on or refused it.
-// Then kubefan is asked again: it may have a cache now, or the right to read.
+// learnedFor is how long a read is sent to the apiserver because kubefan has no cache for it or
+// refuses it. Then kubefan is asked again: it may have a cache now, or the right to read.
 const learnedFor = 5 * time.Minute
 
 // learned remembers the forms of reads that kubefan does not answer from a cache.

@@ -37,8 +37,8 @@ type router struct {
 }
 
 // readOf returns the read that a request is. It returns false for everything that goes to the
-// apiserver itself: writes, consistent reads, subresources, impersonation, upgrades, paths that name
-// no resource, and each request whose meaning this code does not know completely.
+// apiserver itself: writes, consistent reads, subresources, impersonation, upgrades, paths that
+// name no resource, and each request whose meaning this code does not know completely.
 func (r router) readOf(request *http.Request) (read, bool) {
 	if request.Method != http.MethodGet || hasBody(request) || actsAsAnother(request.Header) || isUpgrade(request.Header) {
 		return read{}, false
