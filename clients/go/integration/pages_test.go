@@ -52,7 +52,7 @@ var elsewhere = map[string]string{
 var printed = map[string][][]string{
 	readme: {
 		{`SnapshotBegin <nil>\nADDED team-0/pod-0 <nil>\nADDED team-0/pod-1 <nil>\nSnapshotEnd: 2 objects <nil>\n`},
-		nil, nil, nil,
+		nil, nil, nil, nil,
 	},
 	guide: {
 		{`ADDED team-0/pod-0 <nil>\nADDED team-0/pod-1 <nil>\nSnapshotEnd: 2 objects <nil>\n`, `MODIFIED team-0/pod-0 <nil>\n`},
@@ -62,6 +62,8 @@ var printed = map[string][][]string{
 		{`2 pods <nil>`},
 		{`2 pods <nil>`},
 		{`2 pods from protobuf <nil>`},
+		nil,
+		nil,
 		{`pod-0 \{"status":\{"phase":"Pending"\}\} <nil>`},
 		{`start over: `},
 		nil,
@@ -76,6 +78,7 @@ var imported = map[string]string{
 	"ctrlcache": "kubefan.dev/clients/go/ctrlcache", "errors": "errors", "fmt": "fmt",
 	"informers": "kubefan.dev/clients/go/informers", "labels": "k8s.io/apimachinery/pkg/labels", "log": "log",
 	"schema": "k8s.io/apimachinery/pkg/runtime/schema", "time": "time",
+	"transport": "kubefan.dev/clients/go/transport",
 }
 
 const bodiesMain = `package main

@@ -1,0 +1,58 @@
+// Package transport lets programs that are built with client-go, such as those of
+// controller-runtime, read through a kubefan, and from the apiserver while the kubefan is away.
+//
+//	config, err := rest.InClusterConfig()
+//	if err != nil {
+//		return err
+//	}
+//	if err := transport.Attach(config, transport.Options{}); err != nil {
+//		return err
+//	}
+//	clientset, err := kubernetes.NewForConfig(config)
+//
+// Call Attach once, before the configuration is used. Copies of the configuration share the
+// transport.
+//
+// # What goes to kubefan
+//
+// Watches, also those that begin with the state (kubefan proves that it is fresh), and lists and
+// gets with a resourceVersion. Everything else goes to the apiserver, with the credentials of the
+// configuration: writes, reads without a resourceVersion, pages and lists at exactly one version,
+// subresources such as log and exec, impersonation, and paths that name no resource.
+//
+// kubefan says in each answer whether it is of a cache. If it is not, reads of that resource, in
+// that form and namespace, go to the apiserver for five minutes. Then kubefan is asked again.
+//
+// The kubefan has a TLS configuration of its own. It gets the client certificate and the bearer
+// token of the configuration: a token passes through to the apiserver, a certificate cannot.
+//
+// # When kubefan is away
+//
+// kubefan is away if there is no connection, no answer within ten seconds, a 5xx of its own, or 429
+// for ten seconds. Then reads go to the apiserver until kubefan's health service has answered for
+// half a minute, or once if no read has moved in this outage. The half minute doubles each time
+// that kubefan fails soon after a return, up to ten minutes. A 410, a 504, and what the apiserver
+// says are answers. A 401, 403 or 404 of kubefan's own is no outage: the apiserver is asked the
+// same, and if it answers, it is asked for the next five minutes. After a 404, which says that
+// there is no cache, it is asked without the budget.
+//
+// A watch whose connection is lost ends so that client-go resumes from its last version, without a
+// list: versions of kubefan are those of the apiserver. An HTTP/2 PING finds a kubefan that hangs
+// within ten seconds. After a return the watches at the apiserver end within a minute, at random
+// moments.
+//
+// Reads of only a part of a collection (shardSelector) never move, as an apiserver without that
+// feature would answer with everything. They wait.
+//
+// # The budget
+//
+// The hazard is a fleet of programs that all turn to the apiserver at once. So each program starts
+// at most one read there in a window of Clients/StartsPerSecond of the Budget, by default in 10 s,
+// and the first one at a random moment of the first window. A watch that resumes waits for the
+// second window: programs without a state go first. A header of kubefan's answers,
+// Kubefan-Fallback, replaces the budget. FallbackNever lets reads wait for kubefan instead.
+//
+// # Metrics
+//
+// Register sets metrics, in the way of client-go's tools/metrics.
+package transport

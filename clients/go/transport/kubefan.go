@@ -1,0 +1,200 @@
+package transport
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+const (
+	// directWatchesEndWithin is the time after a return in which watches at the apiserver end.
+	directWatchesEndWithin = time.Minute
+	// directWatchesEndAfter is the shortest time. After a watch of less than a second without an
+	// event, client-go lists.
+	directWatchesEndAfter = 2 * time.Second
+)
+
+// kubefan answers the reads of all clients of one Attach.
+type kubefan struct {
+	router     router
+	connection *connection
+	monitor    *monitor
+	gate       *gate
+	learned    learned
+	direct     directWatches
+	// waits: reads wait while kubefan is away.
+	waits bool
+	environment
+}
+
+// serve answers a read: from kubefan, or from the apiserver if kubefan has no answer.
+func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTripper) (*http.Response, error) {
+	waits := k.waits || asked.isOnlyForKubefan
+	known, isNews := answered, false
+	if !asked.isOnlyForKubefan {
+		known = k.learned.verdictOf(asked.form, k.clock.Now())
+	}
+	for {
+		now := k.monitor.look()
+		switch {
+		case known == uncached:
+			Reads.Increment(request.Context(), "apiserver", known.String())
+			response, err := direct.RoundTrip(request)
+			return k.learn(asked, known, isNews, response), err
+		case known == refused || !now.isHealthy:
+			isAdmitted, err := k.wait(request.Context(), asked, waits, now)
+			if err != nil {
+				return nil, err
+			}
+			if !isAdmitted {
+				continue
+			}
+			response, err := k.fallBack(request, asked, known, direct)
+			return k.learn(asked, known, isNews, response), err
+		}
+		response, shown, err := k.ask(request, asked, now.epoch)
+		switch {
+		case err != nil:
+			return nil, err
+		case shown == answered, shown == uncached, shown == busy && k.monitor.look().isHealthy:
+			return response, nil
+		case shown == missing && asked.isOnlyForKubefan, shown == refused && waits:
+			return response, nil
+		case shown == missing:
+			known, isNews = uncached, true
+		case shown == refused:
+			known, isNews = refused, true
+		}
+		if response != nil {
+			_ = response.Body.Close()
+		}
+	}
+}
+
+// learn remembers that kubefan has no answer where the apiserver has one. If that refuses too, it
+// is the caller's own mistake or lack of a right, which may end soon.
+func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.Response) *http.Response {
+	if isNews && response != nil && response.StatusCode < 300 {
+		k.learned.note(asked.form, known, k.clock.Now())
+	}
+	return response
+}
+
+// ask sends a read to kubefan. The error is that of the caller's context; without one and without a
+// response, kubefan is away.
+func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Response, verdict, error) {
+	path, _ := k.router.pathOf(request.URL)
+	response, cancel, err := k.connection.ask(request, path)
+	if err != nil {
+		if request.Context().Err() != nil {
+			return nil, broken, err
+		}
+		Reads.Increment(request.Context(), "kubefan", "unreachable")
+		k.fails(epoch, err.Error())
+		return nil, broken, nil
+	}
+	k.readBudget(response.Header)
+	shown := verdictOf(response)
+	Reads.Increment(request.Context(), "kubefan", shown.String())
+	switch shown {
+	case busy:
+		k.monitor.note("429 for "+busyMax.String(), func(machine *machine, now time.Time) { machine.busy(now, epoch) })
+	case broken:
+		k.fails(epoch, fmt.Sprint("answer ", response.StatusCode))
+	default:
+		k.monitor.note("", func(machine *machine, _ time.Time) { machine.answered() })
+	}
+	if shown == uncached && !asked.isOnlyForKubefan {
+		k.learned.note(asked.form, uncached, k.clock.Now())
+	}
+	released := body{ReadCloser: response.Body, release: cancel}
+	if asked.isWatch {
+		response.Body = &kubefanWatch{body: released, caller: request.Context()}
+	} else {
+		response.Body = &released
+	}
+	return response, shown, nil
+}
+
+func (k *kubefan) fails(epoch uint64, reason string) {
+	k.monitor.note(reason, func(machine *machine, now time.Time) { machine.failed(now, epoch) })
+}
+
+// wait waits until a read may start at the apiserver. It returns false if kubefan is to be asked
+// first.
+func (k *kubefan) wait(ctx context.Context, asked read, waits bool, now view) (bool, error) {
+	done := k.monitor.use()
+	defer done()
+	if waits {
+		select {
+		case <-now.changed:
+			return false, nil
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+	since := k.clock.Now()
+	isAdmitted, err := k.gate.wait(ctx, asked.hasState, now.changed)
+	if isAdmitted {
+		Wait.Observe(ctx, k.clock.Now().Sub(since))
+	}
+	return isAdmitted, err
+}
+
+// fallBack starts a read at the apiserver. A watch ends after kubefan's return.
+func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, direct http.RoundTripper) (*http.Response, error) {
+	reason := "away"
+	if known == refused {
+		reason = known.String()
+	}
+	Reads.Increment(request.Context(), "apiserver", reason)
+	k.monitor.note("", func(machine *machine, _ time.Time) { machine.moved() })
+	if !asked.isWatch {
+		return direct.RoundTrip(request)
+	}
+	ctx, cancel := context.WithCancel(request.Context())
+	response, err := direct.RoundTrip(request.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	done := k.monitor.use()
+	made := &directWatch{body: body{ReadCloser: response.Body}, cancel: cancel}
+	made.release = func() {
+		cancel()
+		k.direct.remove(made)
+		done()
+	}
+	k.direct.add(made)
+	response.Body = made
+	if known != refused && k.monitor.look().isHealthy {
+		// kubefan has returned meanwhile.
+		k.endSoon(made)
+	}
+	return response, nil
+}
+
+// endDirectWatches ends the watches at the apiserver after a return.
+func (k *kubefan) endDirectWatches() {
+	for _, watch := range k.direct.all() {
+		k.endSoon(watch)
+	}
+}
+
+// endSoon ends a watch at the apiserver at a random moment. If kubefan is away again by then, it
+// stays.
+func (k *kubefan) endSoon(watch *directWatch) {
+	spread := time.Duration(k.random() * float64(directWatchesEndWithin-directWatchesEndAfter))
+	k.clock.AfterFunc(directWatchesEndAfter+spread, func() {
+		if k.monitor.look().isHealthy {
+			watch.end()
+		}
+	})
+}
+
+func (k *kubefan) readBudget(header http.Header) {
+	if found, ok := budgetOf(header); ok {
+		k.gate.setBudget(found)
+	}
+}

@@ -1,0 +1,406 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	list    = "/api/v1/pods?resourceVersion=0"
+	watch   = "/api/v1/pods?watch=true"
+	resume  = "/api/v1/pods?watch=true&resourceVersion=7"
+	latest  = "/api/v1/pods"
+	nodes   = "/api/v1/nodes?resourceVersion=0"
+	sharded = "/api/v1/pods?watch=true&shardSelector=x"
+)
+
+func TestReadsGoToKubefanAndEverythingElseToTheApiserver(t *testing.T) {
+	for _, speaks := range []protocol{http1, http2, plain} {
+		t.Run(string(speaks), func(t *testing.T) {
+			pair := attached(t, setting{speaks: speaks})
+			pair.expect(list, "200 kubefan")
+			pair.expect(watch, "200 kubefan")
+			pair.expect(latest, "200 apiserver")
+			pair.expect("/version", "200 apiserver")
+			token := pair.kubefan.received()[0].Header.Get("Authorization")
+			if isSent := token == "Bearer secret"; isSent != (speaks != plain) || !isSent && token != "" {
+				t.Errorf("kubefan got the token %q", token)
+			}
+			pair.wereAsked(nil, []string{"GET " + latest, "GET /version"})
+		})
+	}
+}
+
+func TestThePathOfEachAddressIsPutBeforeThatOfTheRequest(t *testing.T) {
+	pair := attached(t, setting{
+		options: Options{Address: "/fan/"}, config: func(config *rest.Config) { config.Host += "/clusters/c" },
+	})
+	pair.expect(list, "200 kubefan")
+	pair.expect(latest, "200 apiserver")
+	pair.wereAsked([]string{"GET /fan" + list}, []string{"GET /clusters/c" + latest})
+}
+
+func TestWhatKubefanPassesOnGoesToTheApiserverForAWhile(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(says(http.StatusOK, "passed on"))
+	pair.expect(list, "200 passed on")
+	pair.expect(list, "200 apiserver")
+	// A watch may have a cache where a list has none.
+	pair.expect(watch, "200 passed on")
+	pair.clock.advance(learnedFor)
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+	pair.expect(list, "200 kubefan")
+	pair.wereAsked([]string{"GET " + list, "GET " + watch, "GET " + list}, []string{"GET " + list})
+}
+
+func TestTheApiserverDecidesWhatKubefanRefuses(t *testing.T) {
+	for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
+		t.Run(http.StatusText(status), func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(says(status, "refused"))
+			pair.apiserver.on(says(status, "the caller's own"))
+			pair.expect(list, fmt.Sprint(status, " the caller's own"))
+			pair.expect(list, fmt.Sprint(status, " the caller's own"))
+			pair.wereAsked([]string{"GET " + list, "GET " + list}, []string{"GET " + list, "GET " + list})
+
+			pair.apiserver.on(says(http.StatusOK, "apiserver"))
+			pair.expect(list, "200 apiserver")
+			pair.expect(list, "200 apiserver")
+			pair.wereAsked([]string{"GET " + list}, []string{"GET " + list, "GET " + list})
+			pair.clock.advance(learnedFor)
+			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+			pair.expect(list, "200 kubefan")
+			if lines := pair.logged.all(); len(lines) > 0 {
+				t.Error("it is no outage", lines)
+			}
+		})
+	}
+}
+
+func TestAResourceThatIsNotCachedNeedsNoBudget(t *testing.T) {
+	for name, fallback := range map[string]Fallback{"FallbackPaced": FallbackPaced, "FallbackNever": FallbackNever} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{options: Options{Fallback: fallback, Budget: Budget{Clients: 3000, StartsPerSecond: 1}}})
+			pair.kubefan.on(says(http.StatusNotFound, "not cached"))
+			pair.expect(resume, "200 apiserver")
+			pair.expect(resume, "200 apiserver")
+			pair.expect(sharded, "404 not cached")
+			pair.wereAsked([]string{"GET " + resume, "GET " + sharded}, []string{"GET " + resume, "GET " + resume})
+		})
+	}
+}
+
+func TestARefusalOfKubefanCountsIfReadsNeverFallBack(t *testing.T) {
+	pair := attached(t, setting{options: Options{Fallback: FallbackNever}})
+	pair.kubefan.on(says(http.StatusForbidden, "refused"))
+	pair.expect(list, "403 refused")
+	pair.wereAsked([]string{"GET " + list}, nil)
+}
+
+func TestAnAnswerOfTheCacheOrTheApiserverCounts(t *testing.T) {
+	pair := attached(t, setting{})
+	for status, header := range map[int]string{
+		http.StatusGone: hit, http.StatusNotFound: hit, http.StatusGatewayTimeout: hit, http.StatusBadRequest: hit,
+		http.StatusForbidden: "X-Kubernetes-Pf-Flowschema-Uid: 1", http.StatusServiceUnavailable: "Cache-Status: kubefan; fwd=bypass",
+	} {
+		pair.kubefan.on(says(status, "answer", header))
+		pair.expect(list, fmt.Sprint(status, " answer"))
+	}
+	if asked := pair.apiserver.asked(); len(asked) > 0 || len(pair.logged.all()) > 0 {
+		t.Error(asked, pair.logged.all())
+	}
+}
+
+func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
+	for name, gone := range map[string]http.HandlerFunc{
+		"no answer": nil,
+		"5xx":       says(http.StatusServiceUnavailable, "draining", hit),
+		"a proxy":   says(http.StatusBadGateway, "<html>"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(gone)
+			pair.kubefan.hasHealth(nil)
+			pair.expect(list, "200 apiserver")
+			pair.expect(watch, "200 apiserver")
+			pair.expect(resume, "200 apiserver")
+			pair.clock.advance(time.Minute)
+			pair.expect(list, "200 apiserver")
+			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+			pair.clock.advance(holdMin)
+			pair.expect(list, "200 apiserver")
+			pair.clock.advance(2 * probeEvery)
+			pair.expect(list, "200 kubefan")
+			lines := pair.logged.all()
+			if len(lines) != 2 || !strings.Contains(lines[0], "kubefan is away: reads go to the apiserver") ||
+				!strings.Contains(lines[1], "Reads return to kubefan") {
+				t.Error(lines)
+			}
+		})
+	}
+}
+
+func TestAKubefanThatEndedIsNoticedByTheNextRead(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.expect(list, "200 kubefan")
+	pair.kubefan.CloseClientConnections()
+	pair.kubefan.Close()
+	pair.expect(list, "200 apiserver")
+}
+
+func TestAConnectionThatBreaksIsReplacedOnce(t *testing.T) {
+	pair := attached(t, setting{})
+	count := atomic.Int32{}
+	pair.kubefan.on(func(writer http.ResponseWriter, request *http.Request) {
+		if count.Add(1) == 1 {
+			panic(http.ErrAbortHandler)
+		}
+		says(http.StatusOK, "kubefan", hit)(writer, request)
+	})
+	pair.expect(list, "200 kubefan")
+	if lines := pair.logged.all(); len(lines) > 0 {
+		t.Error(lines)
+	}
+}
+
+func TestAKubefanThatDoesNotAnswerIsLeftAfterTheTimeout(t *testing.T) {
+	pair := attached(t, setting{})
+	arrived := make(chan struct{})
+	pair.kubefan.on(func(_ http.ResponseWriter, request *http.Request) {
+		close(arrived)
+		<-request.Context().Done()
+	})
+	read := make(chan string)
+	go func() { read <- pair.read(list) }()
+	<-arrived
+	pair.clock.advance(defaultTimeouts.answer)
+	if got := <-read; got != "200 apiserver" {
+		t.Error(got)
+	}
+	if asked := pair.kubefan.asked(); len(asked) != 1 {
+		t.Error("a hang is not tried again", asked)
+	}
+}
+
+func TestACallerThatGivesUpIsNoOutage(t *testing.T) {
+	pair := attached(t, setting{})
+	arrived := make(chan struct{})
+	pair.kubefan.on(func(_ http.ResponseWriter, request *http.Request) {
+		close(arrived)
+		<-request.Context().Done()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-arrived
+		cancel()
+	}()
+	if _, err := pair.do(ctx, http.MethodGet, list); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+	pair.expect(list, "200 kubefan")
+	pair.wereAsked([]string{"GET " + list, "GET " + list}, nil)
+}
+
+func TestBusyForSomeSecondsIsAnAnswerAndForLongerAnOutage(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(says(http.StatusTooManyRequests, "busy", "Retry-After: 1"))
+	pair.expect(list, "429 busy")
+	pair.clock.advance(busyMax - 1)
+	pair.expect(list, "429 busy")
+	pair.clock.advance(1)
+	pair.expect(list, "200 apiserver")
+}
+
+func TestReadsThatWaitReturnWithKubefan(t *testing.T) {
+	for name, with := range map[string]struct {
+		setting setting
+		path    string
+	}{
+		"FallbackNever":           {setting{options: Options{Fallback: FallbackNever}}, list},
+		"a part of a collection":  {setting{}, sharded},
+		"a window that is longer": {setting{options: Options{Budget: Budget{Clients: 3000, StartsPerSecond: 1}}}, resume},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, with.setting)
+			pair.kubefan.on(nil)
+			read := make(chan string)
+			go func() { read <- pair.read(with.path) }()
+			// The timers of two attempts, and of the probe.
+			for range 3 {
+				<-pair.clock.armed
+			}
+			pair.clock.advance(2 * probeEvery)
+			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+			pair.clock.advance(2 * probeEvery)
+			if got := <-read; got != "200 kubefan" {
+				t.Error(got)
+			}
+			if asked := pair.apiserver.asked(); len(asked) > 0 {
+				t.Error(asked)
+			}
+		})
+	}
+}
+
+func TestAReadThatWaitsEndsWithItsContext(t *testing.T) {
+	for name, fallback := range map[string]Fallback{"FallbackPaced": FallbackPaced, "FallbackNever": FallbackNever} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{options: Options{Fallback: fallback, Budget: Budget{Clients: 3000, StartsPerSecond: 1}}})
+			pair.kubefan.on(nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				for range 3 {
+					<-pair.clock.armed
+				}
+				cancel()
+			}()
+			if _, err := pair.do(ctx, http.MethodGet, resume); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestABudgetInAnAnswerReplacesThatOfTheOptions(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit, "Kubefan-Fallback: clients=60, rate=1"))
+	pair.expect(list, "200 kubefan")
+	if got := pair.shared().gate.budget.window(); got != time.Minute {
+		t.Error(got)
+	}
+}
+
+func TestAWatchOfKubefanThatBreaksEndsSoThatClientGoResumes(t *testing.T) {
+	for _, speaks := range []protocol{http1, http2, plain} {
+		t.Run(string(speaks), func(t *testing.T) {
+			pair := attached(t, setting{speaks: speaks})
+			pair.kubefan.on(watches("event", hit))
+			response, err := pair.do(t.Context(), http.MethodGet, watch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			if got := firstLine(t, response.Body); got != "event" {
+				t.Error(got)
+			}
+			pair.kubefan.CloseClientConnections()
+			if _, err := response.Body.Read(make([]byte, 1)); err != io.ErrUnexpectedEOF {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAWatchThatItsCallerEndsHasItsError(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(watches("event", hit))
+	ctx, cancel := context.WithCancel(t.Context())
+	response, err := pair.do(ctx, http.MethodGet, watch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	cancel()
+	if _, err := io.ReadAll(response.Body); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestWatchesAtTheApiserverEndAfterTheReturn(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(nil)
+	pair.apiserver.on(watches("event"))
+	open := func(path string) *http.Response {
+		response, err := pair.do(t.Context(), http.MethodGet, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = response.Body.Close() })
+		if got := firstLine(t, response.Body); got != "event" {
+			t.Error(got)
+		}
+		return response
+	}
+	moved := open(watch)
+	// It waits for as long as it likes, and kubefan is still probed.
+	pair.clock.advance(2 * unusedMax)
+	pair.kubefan.on(says(http.StatusOK, "passed on"))
+	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.clock.advance(directWatchesEndWithin)
+	if rest, err := io.ReadAll(moved.Body); err != nil || len(rest) > 0 {
+		t.Error("it does not end like a watch whose time is up: ", rest, err)
+	}
+	if open := pair.shared().direct.all(); len(open) != 1 {
+		t.Error(len(open), "are open")
+	}
+	_ = moved.Body.Close()
+	if open := pair.shared().direct.all(); len(open) != 0 {
+		t.Error(len(open), "are open")
+	}
+	pair.expect(watch, "200 passed on")
+}
+
+func TestAWatchOfWhatKubefanDoesNotCacheStays(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(says(http.StatusOK, "passed on"))
+	pair.expect(watch, "200 passed on")
+	pair.apiserver.on(watches("event"))
+	response, err := pair.do(t.Context(), http.MethodGet, watch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if open := pair.shared().direct.all(); len(open) != 0 {
+		t.Error("it would be ended")
+	}
+}
+
+func TestAKubefanThatNobodyNeedsIsNotProbed(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(nil)
+	pair.expect(list, "200 apiserver")
+	pair.clock.advance(unusedMax + 2*probeEvery)
+	if pending := pair.clock.count(); pending != 0 {
+		t.Error(pending, "timers")
+	}
+	// The next read finds out that it is back.
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+	pair.expect(list, "200 apiserver")
+	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.expect(list, "200 kubefan")
+}
+
+func TestAProbeAsksForTheHealth(t *testing.T) {
+	for _, speaks := range []protocol{http1, http2, plain} {
+		t.Run(string(speaks), func(t *testing.T) {
+			pair := attached(t, setting{speaks: speaks})
+			probe := func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), waitAtMost)
+				defer cancel()
+				return pair.shared().probe(ctx)
+			}
+			if !probe() {
+				t.Error("it is healthy")
+			}
+			pair.kubefan.hasHealth(slices.Concat(healthServing[:6], []byte{2}))
+			if isHealthy := probe(); isHealthy != (speaks == http1) {
+				t.Error("over HTTP/1.1 no gRPC answers: ", isHealthy)
+			}
+			pair.kubefan.on(nil)
+			if probe() {
+				t.Error("it is gone")
+			}
+		})
+	}
+}

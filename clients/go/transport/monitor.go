@@ -1,0 +1,122 @@
+package transport
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+const (
+	// probeEvery is the time between two probes of a kubefan that is away, a quarter more or less.
+	probeEvery = 5 * time.Second
+	// probeMax bounds a probe.
+	probeMax = 3 * time.Second
+	// unusedMax is for how long kubefan is probed although nothing is read. A program that has ended
+	// its reads is left alone.
+	unusedMax = 5 * time.Minute
+)
+
+// monitor has the state of kubefan, and probes it while it is away. Between two probes there is a
+// timer and no goroutine, because nobody tells a transport that its program has no more use for it.
+type monitor struct {
+	address  string
+	fallback string
+	logger   logr.Logger
+	clock    clock
+	random   func() float64
+	probe    func(context.Context) bool
+	// returned is called when reads return to kubefan.
+	returned func()
+
+	mu      sync.Mutex
+	machine machine
+	// changed is closed when reads go to another server.
+	changed   chan struct{}
+	isProbing bool
+	// users are reads that wait and watches of the apiserver; usedAt is the last sign of one.
+	users  int
+	usedAt time.Time
+}
+
+// view is the state of kubefan as a read finds it.
+type view struct {
+	isHealthy bool
+	epoch     uint64
+	changed   <-chan struct{}
+}
+
+// look returns the state for a read.
+func (m *monitor) look() view {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.usedAt = m.clock.Now()
+	m.arm()
+	return view{isHealthy: m.machine.side == healthy, epoch: m.machine.epoch, changed: m.changed}
+}
+
+// use keeps the probes going until done is called.
+func (m *monitor) use() (done func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.users++
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.users--
+		m.usedAt = m.clock.Now()
+	})
+}
+
+// note lets the machine take a step, and makes a change known. It returns whether reads go to
+// kubefan.
+func (m *monitor) note(reason string, step func(*machine, time.Time)) bool {
+	m.mu.Lock()
+	before := m.machine.side
+	step(&m.machine, m.clock.Now())
+	after := m.machine.side
+	m.arm()
+	isMove := (before == healthy) != (after == healthy)
+	if isMove {
+		close(m.changed)
+		m.changed = make(chan struct{})
+		m.log(after, reason)
+	}
+	if before != after {
+		State.Set(m.address, after.String())
+	}
+	m.mu.Unlock()
+	if isMove && after == healthy {
+		m.returned()
+	}
+	return after == healthy
+}
+
+func (m *monitor) log(to side, reason string) {
+	if to == healthy {
+		m.logger.Info("Reads return to kubefan", "kubefan", m.address)
+	} else {
+		m.logger.Info("kubefan is away: "+m.fallback, "kubefan", m.address, "reason", reason)
+	}
+}
+
+// arm sets the timer of the next probe, unless there is one or none is needed.
+func (m *monitor) arm() {
+	isUsed := m.users > 0 || m.clock.Now().Sub(m.usedAt) < unusedMax
+	if m.machine.side == healthy || m.isProbing || !isUsed {
+		return
+	}
+	m.isProbing = true
+	m.clock.AfterFunc(time.Duration((0.75+m.random()/2)*float64(probeEvery)), m.probeOnce)
+}
+
+func (m *monitor) probeOnce() {
+	ctx, cancel := context.WithTimeout(context.Background(), probeMax)
+	isHealthy := m.probe(ctx)
+	cancel()
+	m.note("a probe failed", func(machine *machine, now time.Time) {
+		m.isProbing = false
+		machine.probed(now, isHealthy)
+	})
+}
