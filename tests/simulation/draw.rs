@@ -145,8 +145,7 @@ fn over_http(number: usize, selection: Selection, reads: HttpReads) -> Spec {
     }
 }
 
-/// Programs that read the same objects in the same form, in gzip. They are so many that a replica
-/// compresses the events that they share.
+/// Programs that read the same objects in the same form, in gzip, so that they share the pieces.
 pub(crate) struct Crowd {
     selection: Selection,
     is_protobuf: bool,

@@ -313,6 +313,7 @@ pub struct ProcessBudgets {
     backfills: ProcessBudget,
     selectors: ProcessBudget,
     compression: CompressionBudget,
+    chunk_compression: CompressionBudget,
 }
 
 /// The budgets of one cache.
@@ -333,8 +334,10 @@ pub struct Budgets {
     /// Selectors and their part of the index of views. Never closed: to refuse new ones frees
     /// nothing.
     pub selectors: Budget,
-    /// CPU time for compression that few readers use.
+    /// CPU time to compress events that few readers take.
     pub compression: CompressionBudget,
+    /// CPU time to compress the chunks of lists and initial states as gzip.
+    pub chunk_compression: CompressionBudget,
 }
 
 impl ProcessBudgets {
@@ -348,7 +351,8 @@ impl ProcessBudgets {
             indexes: ProcessBudget::new(limits.indexes_bytes_max),
             backfills: ProcessBudget::new(limits.backfills_bytes_max),
             selectors: ProcessBudget::new(limits.selectors_bytes_max),
-            compression: CompressionBudget::default(),
+            compression: CompressionBudget::of_events(),
+            chunk_compression: CompressionBudget::of_chunks(),
         }
     }
 
@@ -364,6 +368,7 @@ impl ProcessBudgets {
             backfills: self.backfills.part(),
             selectors: self.selectors.part(),
             compression: self.compression.clone(),
+            chunk_compression: self.chunk_compression.clone(),
         }
     }
 }

@@ -323,13 +323,14 @@ impl Hub {
         views.trim(&evicted);
         self.budgets.open(keep_derived);
         published.open_indexes(keep_derived);
+        let mut snapshots = Vec::new();
         let mut lists = None;
         if !keep_derived {
-            views.forget();
+            snapshots = views.forget();
             lists = Some(self.shared_lists().forget());
         }
         drop(state);
-        drop(lists);
+        drop((snapshots, lists));
     }
 
     /// Reports that the upstream watch is down, or why there is no state yet. The cached state is

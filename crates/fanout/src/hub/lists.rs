@@ -16,7 +16,7 @@ impl Hub {
     /// Returns a list that shares its chunks with the other lists of the same objects.
     pub fn shared_list(&self, request: ListRequest) -> SharedList {
         let mut removed = RemovedLists::default();
-        let list = self.shared_lists().list(request, &self.budgets.chunks, Instant::now(), &mut removed);
+        let list = self.shared_lists().list(request, &self.budgets, Instant::now(), &mut removed);
         // Not under the lock.
         drop(removed);
         list

@@ -80,8 +80,17 @@ impl Hub {
             let conflated = cached.history.conflated();
             gauges.ring_bytes = ring.bytes();
             gauges.residue_bytes = conflated.bytes();
-            let Budgets { projected, chunks, logs, segments, indexes, backfills, selectors, compression: _ } =
-                &self.budgets;
+            let Budgets {
+                projected,
+                chunks,
+                logs,
+                segments,
+                indexes,
+                backfills,
+                selectors,
+                compression: _,
+                chunk_compression: _,
+            } = &self.budgets;
             let held = [projected, chunks, logs, segments, indexes, backfills, selectors].map(Budget::used);
             gauges.log_bytes = held.iter().sum();
             gauges.ring_events = ring.len();

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use kubefan_cache::{budget::Budget, kube_encoding::list::ListEncoder};
+use kubefan_cache::{
+    budget::{Budget, Budgets},
+    kube_encoding::list::ListEncoder,
+};
 use kubefan_common::encoding::chunk;
 use kubefan_gzip::{Compressors, Piece};
 use kubefan_model::object::Object;
 use kubefan_telemetry::metrics::GzipPieces;
+use tokio::time::Instant;
 
 use super::{
     control,
@@ -52,8 +56,13 @@ impl EncodedChunk {
 
 /// Encodes runs of objects.
 pub trait ChunkEncoder {
-    /// Encodes a run of objects, which have this many bytes of JSON together.
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk;
+    /// Takes the CPU time to compress a run with this many bytes of JSON. Returns false if the budget
+    /// is spent.
+    fn takes_compression(&self, json_bytes: usize) -> bool;
+
+    /// Encodes a run of objects, which have this many bytes of JSON together. `is_compressed`: as a
+    /// compressed piece of a gzip body, not as a stored one.
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk;
 
     /// The length of their plain items, if the head of a list needs it.
     fn items_len(&self, objects: &[Arc<Object>]) -> usize;
@@ -64,13 +73,18 @@ pub trait ChunkEncoder {
 
 /// Objects at the start of a watch.
 impl ChunkEncoder for Encoder {
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk {
+    fn takes_compression(&self, json_bytes: usize) -> bool {
+        !self.is_gzip() || self.budgets().chunk_compression.take(json_bytes, Instant::now())
+    }
+
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
         if self.is_gzip() {
             let mut events = self.buffer(json_bytes + 64 * objects.len());
             for object in objects {
                 self.object(object, &mut events);
             }
-            return EncodedChunk::Piece(self.compressed(events.freeze()));
+            let events = events.freeze();
+            return EncodedChunk::Piece(if is_compressed { self.compressed(events) } else { Piece::stored(events) });
         }
         let mut content = BytesMut::with_capacity(json_bytes + 128 * objects.len());
         for object in objects {
@@ -105,18 +119,23 @@ pub struct ListPieces {
     pub items: ListEncoder,
     /// The compressors of the cache's lists.
     pub compressors: Arc<Compressors>,
-    /// The budget of the pieces that are retained.
-    pub budget: Budget,
+    /// The budgets of the pieces that are retained, and of CPU time.
+    pub budgets: Budgets,
 }
 
 /// Items of a list. The separator before a chunk is not part of it, so a chunk may be the first.
 impl ChunkEncoder for ListPieces {
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize) -> EncodedChunk {
+    fn takes_compression(&self, json_bytes: usize) -> bool {
+        self.budgets.chunk_compression.take(json_bytes, Instant::now())
+    }
+
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
         let mut items = BytesMut::with_capacity(json_bytes + objects.len());
         for (index, object) in objects.iter().enumerate() {
             self.items.put(object, index == 0, &mut items);
         }
-        EncodedChunk::Piece(self.compressors.compress(items.freeze()))
+        let items = items.freeze();
+        EncodedChunk::Piece(if is_compressed { self.compressors.compress(items) } else { Piece::stored(items) })
     }
 
     fn items_len(&self, objects: &[Arc<Object>]) -> usize {
@@ -127,6 +146,6 @@ impl ChunkEncoder for ListPieces {
     }
 
     fn budget(&self) -> &Budget {
-        &self.budget
+        &self.budgets.chunks
     }
 }

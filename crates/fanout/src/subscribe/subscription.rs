@@ -42,8 +42,7 @@ use crate::{
 /// The approximate size of a batch of one subscription, in bytes: enough for full network segments,
 /// and little enough that a slow subscriber pins almost nothing.
 pub const BATCH_BYTES_MAX: usize = 64 << 10;
-/// The cost of compressing a segment, in tests of a selection: two segments take half a
-/// millisecond.
+/// The cost of compressing a segment, in tests of a selection: two segments take a millisecond.
 const COMPRESSION_TESTS: usize = SLICE_TESTS / 2;
 
 /// A live subscription. Dropping it unregisters it.

@@ -155,6 +155,22 @@ async fn nothing_is_compressed_again_for_one_subscriber_far_behind() {
     assert!(late.len() > decoded(&late).len(), "stored for one");
 }
 
+/// A client could ask for the states of many selections.
+#[tokio::test(start_paused = true)]
+async fn a_state_is_stored_while_the_budget_of_chunks_is_spent_and_compressed_afterwards() {
+    let mut cache = Cache::new();
+    let names: Vec<_> = (0..200).map(|number| format!("web-{number:03}")).collect();
+    let objects: Vec<_> = names.iter().map(|name| (name.as_str(), "web", 5)).collect();
+    cache.list(&objects, 10);
+    let state = || Body::new(&cache, ContentCoding::Gzip, Start::Snapshot).end(b"");
+    cache.hub.budgets.chunk_compression.open(false);
+    let stored = state();
+    cache.hub.budgets.chunk_compression.open(true);
+    let compressed = state();
+    assert_eq!(decoded(&stored), decoded(&compressed));
+    assert!(stored.len() > decoded(&stored).len() && compressed.len() < stored.len() / 2, "it is not retained");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_error_event_ends_a_gzip_body_even_if_nothing_was_sent_before() {
     let mut cache = Cache::new();

@@ -1,14 +1,9 @@
 //! A run of a view's log as one block of memory, encoded by the first subscriber that takes it and
 //! shared by the others.
 //!
-//! The problem is to encode each message once per view and not once per subscriber, without
-//! deciding in advance which messages belong together. Segments are cut where a subscriber takes:
-//! one that is behind finds the same segments in the same order, because the others took them
-//! before. They are encoded outside of every lock; a subscriber that needs a segment that is being
-//! encoded waits for it. They are retained only while some subscriber still has to take them,
-//! within a limit per view and a budget of the process, and made again from the log if they are
-//! missing. Encoding at commit time instead would hold up every commit, also for views without a
-//! reader at that moment.
+//! It is encoded outside of every lock; a subscriber that needs a segment that is being encoded
+//! waits for it. Encoding at commit time instead would hold up every commit, also for views without
+//! a reader at that moment.
 
 use std::{ops::Range, sync::OnceLock};
 

@@ -1,5 +1,10 @@
-//! The segments of one view: cut from its log where subscribers take, and retained until all of
-//! them have taken them.
+//! The segments of one view.
+//!
+//! The problem is to encode each message once per view and not once per subscriber, without
+//! deciding in advance which messages belong together. Segments are cut where a subscriber takes:
+//! one that is behind finds the same segments in the same order, because the others took them
+//! before. They are retained only while some subscriber still has to take them, within a limit per
+//! view and a budget of the process, and made again from the log if they are missing.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kubefan_cache::{
     Store,
-    budget::{Budget, Share},
+    budget::{Budgets, Share},
     kube_encoding::list::ListEncoder,
 };
 use kubefan_gzip::{Compressors, Piece};
@@ -73,12 +73,13 @@ struct KnownList {
     _share: Share,
 }
 
-/// Lists that are no longer known. Each has an address for each of its objects, so many take long
+/// Lists that are no longer known, and their snapshots. Each has an address for each of its objects, so many take long
 /// to drop.
 #[must_use = "it is dropped without a lock"]
 #[derive(Default)]
 pub struct RemovedLists {
     lists: Vec<KnownList>,
+    snapshots: Vec<Arc<SharedSnapshot>>,
 }
 
 /// A list of one state, for one reader.
@@ -113,7 +114,7 @@ impl SharedLists {
     pub fn list(
         &mut self,
         request: ListRequest,
-        budget: &Budget,
+        budgets: &Budgets,
         now: Instant,
         removed: &mut RemovedLists,
     ) -> SharedList {
@@ -133,10 +134,10 @@ impl SharedLists {
             // The rows of the snapshot before may be older than a second when these are sent.
             let before = Some(&*known.snapshot).filter(|_| is_time_independent);
             let snapshot = Arc::new(SharedSnapshot::new(&objects, version, before, now));
-            known.snapshot = snapshot.clone();
+            removed.snapshots.push(std::mem::replace(&mut known.snapshot, snapshot.clone()));
             return SharedList { key, snapshot, objects, encoder };
         }
-        let encoder = Arc::new(ListPieces { items, compressors: self.compressors.clone(), budget: budget.clone() });
+        let encoder = Arc::new(ListPieces { items, compressors: self.compressors.clone(), budgets: budgets.clone() });
         let objects = Arc::new(SelectedObjects::new(store, key.page.clone()));
         let snapshot = Arc::new(SharedSnapshot::new(&objects, version, None, now));
         self.retain(&key, &snapshot, &encoder, now, removed);
@@ -157,7 +158,7 @@ impl SharedLists {
         {
             removed.lists.extend(self.lists.remove(&oldest));
         }
-        if let Some(share) = encoder.budget.take(key.bytes()) {
+        if let Some(share) = encoder.budgets.chunks.take(key.bytes()) {
             let known = KnownList { snapshot: snapshot.clone(), encoder: encoder.clone(), used_at: now, _share: share };
             self.lists.insert(key.clone(), known);
         }
@@ -175,18 +176,18 @@ impl SharedLists {
         if self.lists.is_empty() {
             self.compressors.forget();
         }
-        RemovedLists { lists: removed }
+        RemovedLists { lists: removed, ..RemovedLists::default() }
     }
 
     /// Removes all lists. The caller drops them without a lock.
     pub fn forget(&mut self) -> RemovedLists {
         self.compressors.forget();
-        RemovedLists { lists: std::mem::take(&mut self.lists).into_values().collect() }
+        RemovedLists { lists: std::mem::take(&mut self.lists).into_values().collect(), ..RemovedLists::default() }
     }
 }
 
 impl SharedList {
-    /// Returns the extent; `None` if another slice of the state must be scanned first.
+    /// Returns the extent; `None` if another slice of the state must be scanned or planned first.
     pub fn extent(&self) -> Option<ListExtent> {
         let chunks = self.snapshot.chunks(&self.objects, &self.key.view.selection)?;
         Some(chunks.iter().fold(ListExtent::default(), |sum, chunk| ListExtent {

@@ -46,6 +46,8 @@ pub struct SharedSnapshot {
     /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
     /// old objects.
     objects: Weak<SelectedObjects>,
+    /// The chunks of the snapshot before, until its own are planned.
+    before: Mutex<Option<Arc<[Chunk]>>>,
     plan: Mutex<Plan>,
     chunks: OnceLock<Arc<[Chunk]>>,
 }
@@ -53,13 +55,14 @@ pub struct SharedSnapshot {
 /// The cuts of a snapshot, as far as they were made.
 #[derive(Default)]
 struct Plan {
-    /// The chunks of the snapshot before, until its own are planned.
+    /// The chunks of the snapshot before.
     before: Option<Arc<[Chunk]>>,
-    /// The next chunk of `before`.
-    next: usize,
-    chunks: Vec<Chunk>,
-    /// Number of objects in `chunks`.
-    objects: usize,
+    /// The first chunk of `before` that does not end before the next cut.
+    next_before: usize,
+    /// Its own chunks.
+    cut: Vec<Chunk>,
+    /// Number of objects in them.
+    cut_objects: usize,
 }
 
 /// A shared snapshot, for one subscriber.
@@ -115,8 +118,9 @@ impl SharedSnapshot {
     pub fn new(objects: &Arc<SelectedObjects>, version: ResourceVersion, before: Option<&Self>, now: Instant) -> Self {
         let before = before.and_then(Self::newest_chunks);
         let objects = Arc::downgrade(objects);
-        let plan = Mutex::new(Plan { before, ..Plan::default() });
-        Self { version, made: now, objects, plan, chunks: OnceLock::new() }
+        let plan = Mutex::new(Plan { before: before.clone(), ..Plan::default() });
+        let before = Mutex::new(before);
+        Self { version, made: now, objects, before, plan, chunks: OnceLock::new() }
     }
 
     /// The planned chunks, or those of the snapshot before.
@@ -124,8 +128,8 @@ impl SharedSnapshot {
         if let Some(chunks) = self.chunks.get() {
             return Some(chunks.clone());
         }
-        let before = self.plan.lock().unwrap_or_else(PoisonError::into_inner).before.clone();
-        // They are dropped once its own are planned.
+        let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Planning may have ended since the first look.
         before.or_else(|| self.chunks.get().cloned())
     }
 
@@ -168,13 +172,25 @@ impl SharedSnapshot {
     pub fn chunks(&self, objects: &SelectedObjects, selection: &Selection) -> Option<&[Chunk]> {
         if self.chunks.get().is_none() {
             let selected = objects.scan(selection)?;
-            let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
-            // Another subscriber may have planned the last of them meanwhile.
-            if self.chunks.get().is_none() && plan.advance(selected, SLICE_OBJECTS) {
-                let _ = self.chunks.set(std::mem::take(&mut *plan).chunks.into());
+            if self.plan_slice(selected) {
+                // The value is dropped without the lock: it may have an address for each object.
+                let before = self.before.lock().unwrap_or_else(PoisonError::into_inner).take();
+                drop(before);
             }
         }
         self.chunks.get().map(|chunks| &**chunks)
+    }
+
+    /// Plans a slice of the chunks. Returns whether it was the last one.
+    fn plan_slice(&self, selected: &[Arc<Object>]) -> bool {
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another subscriber may have planned the last of them meanwhile.
+        let is_planned = self.chunks.get().is_none() && plan.advance(selected, SLICE_OBJECTS);
+        if is_planned {
+            let Plan { cut, .. } = std::mem::take(&mut *plan);
+            let _ = self.chunks.set(cut.into());
+        }
+        is_planned
     }
 }
 
@@ -236,9 +252,18 @@ impl Chunk {
         Some(TakenChunk { encoded: self.retained()?.clone(), objects: self.objects(), is_new: false })
     }
 
-    /// Takes it. The first reader encodes it; each reader does if it cannot be retained.
+    /// Takes it. The first reader encodes it; each reader does if it cannot be retained. While the
+    /// budget of CPU time is spent, a reader gets it as a stored piece that is not retained.
     pub fn take(&self, objects: &SelectedObjects, encoder: &impl ChunkEncoder) -> TakenChunk {
-        let encode = || encoder.encode(objects.range(&self.0.first, &self.0.last), self.0.json_bytes);
+        if let Some(taken) = self.taken() {
+            return taken;
+        }
+        let run = objects.range(&self.0.first, &self.0.last);
+        let is_compressed = encoder.takes_compression(self.0.json_bytes);
+        let encode = || encoder.encode(run, self.0.json_bytes, is_compressed);
+        if !is_compressed {
+            return TakenChunk { encoded: encode(), objects: self.objects(), is_new: true };
+        }
         let mut made = None;
         let retained = self.0.encoded.get_or_init(|| {
             let chunk = made.insert(encode()).clone();
@@ -260,14 +285,14 @@ impl Plan {
     /// `most` objects. Returns whether all are cut.
     fn advance(&mut self, selected: &[Arc<Object>], most: usize) -> bool {
         let before = self.before.as_deref().unwrap_or_default();
-        let stop_at = selected.len().min(self.objects.saturating_add(most));
-        while self.objects < stop_at {
-            let start = self.objects;
+        let stop_at = selected.len().min(self.cut_objects.saturating_add(most));
+        while self.cut_objects < stop_at {
+            let start = self.cut_objects;
             let key = selected[start].key();
-            while before.get(self.next).is_some_and(|chunk| chunk.0.first < *key) {
-                self.next += 1;
+            while before.get(self.next_before).is_some_and(|chunk| chunk.0.first < *key) {
+                self.next_before += 1;
             }
-            let old = &before[self.next..];
+            let old = &before[self.next_before..];
             // The chunk before that starts here, if its objects are the same.
             let same = old.first().filter(|chunk| chunk.0.first == *key).and_then(|chunk| {
                 let run = start..(start + chunk.objects()).min(selected.len());
@@ -279,16 +304,16 @@ impl Plan {
                 (is_same || is_stale()).then_some((chunk, run))
             });
             if let Some((chunk, run)) = same {
-                self.chunks.push(chunk.clone());
-                self.objects = run.end;
+                self.cut.push(chunk.clone());
+                self.cut_objects = run.end;
                 continue;
             }
             let stop = old.iter().find(|chunk| chunk.0.first > *key).map(|chunk| &chunk.0.first);
             let run = cut(selected, start, stop);
-            self.chunks.extend(Chunk::new(&selected[run.clone()]));
-            self.objects = run.end;
+            self.cut.extend(Chunk::new(&selected[run.clone()]));
+            self.cut_objects = run.end;
         }
-        self.objects == selected.len()
+        self.cut_objects == selected.len()
     }
 }
 
@@ -334,7 +359,7 @@ mod tests {
     fn planned(objects: &[Arc<Object>], before: Option<&[Chunk]>, most: usize) -> Vec<Chunk> {
         let mut plan = Plan { before: before.map(Arc::from), ..Plan::default() };
         while !plan.advance(objects, most) {}
-        plan.chunks
+        plan.cut
     }
 
     #[test]

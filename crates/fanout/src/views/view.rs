@@ -217,9 +217,9 @@ impl View {
         state.log.push(item);
     }
 
-    /// Drops its compressed snapshot.
-    pub fn forget(&self) {
-        self.state().snapshot = None;
+    /// Removes its compressed snapshot. The caller drops it without a lock.
+    pub fn forget(&self) -> Option<Arc<SharedSnapshot>> {
+        self.state().snapshot.take()
     }
 
     /// Removes its compressed snapshot if that is too old to be reused.

@@ -316,15 +316,15 @@ impl Views {
         self.ids.len()
     }
 
-    /// Drops everything that is retained only for reuse.
-    pub(crate) fn forget(&self) {
-        for (_, slot) in &self.slots {
-            slot.view.forget();
-        }
+    /// Drops everything that is retained only for reuse. The caller drops the returned snapshots
+    /// without a lock.
+    pub(crate) fn forget(&self) -> Vec<Arc<SharedSnapshot>> {
+        let snapshots = self.slots.iter().filter_map(|(_, slot)| slot.view.forget()).collect();
         self.differences.forget();
         for encoder in self.encoders.values().filter_map(Weak::upgrade) {
             encoder.forget();
         }
+        snapshots
     }
 
     /// Removes snapshots that are too old to be reused. The caller drops them without a lock.
