@@ -1,5 +1,5 @@
-//! The budgets of CPU time for gzip: one for events that few readers take, and one for the chunks of
-//! lists and initial states. Single objects are not counted.
+//! The budgets of CPU time for gzip: one for events that few readers take, and one for the chunks
+//! of lists and initial states. Single objects are not counted.
 //!
 //! An event that many readers get costs less to compress than it saves. With few readers it costs
 //! CPU time and saves bytes on the network. So the whole process spends at most a small part of one

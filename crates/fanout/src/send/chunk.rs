@@ -56,8 +56,8 @@ impl EncodedChunk {
 
 /// Encodes runs of objects.
 pub trait ChunkEncoder {
-    /// Takes the CPU time to compress a run with this many bytes of JSON. Returns false if the budget
-    /// is spent.
+    /// Takes the CPU time to compress a run with this many bytes of JSON. Returns false if the
+    /// budget is spent.
     fn takes_compression(&self, json_bytes: usize) -> bool;
 
     /// Encodes a run of objects, which have this many bytes of JSON together. `is_compressed`: as a

@@ -110,8 +110,16 @@ impl Hub {
             First::Proved { proved: ProvedState { store, version, .. }, marks_end } => {
                 let marks_end = marks_end && !planted::is(Bug::ProvedStateNeverEnds);
                 let header = SnapshotHeader { version, begin: self.begin(), restarted_from: None, marks_end };
-                let backlog = Some(Backlog::new(BacklogPart::Objects { header, store, last: None }));
-                Ok(StartPoint { cursor: view.end(), backlog, resume: None })
+                // The state is proved at a version that the cache has not reached.
+                let (cursor, part) = if view.encoder().is_gzip() && cached.store.is_same(&store) {
+                    let CachedState { store, history, version, .. } = cached;
+                    let (chunks, _, cursor) =
+                        view.shared_snapshot(store, *version, history, Some(*version), Instant::now());
+                    (cursor, BacklogPart::Chunks { header, chunks, next: 0 })
+                } else {
+                    (view.end(), BacklogPart::Objects { header, store, last: None })
+                };
+                Ok(StartPoint { cursor, backlog: Some(Backlog::new(part)), resume: None })
             }
             First::History(source, version) => history_point(view, cached, source, version, replayed),
             First::Backfill(backfill, version, source) => {

@@ -9,7 +9,7 @@ use kubefan_model::{
     projection::Projection,
 };
 
-use super::*;
+use super::{watch_http::proved, *};
 use crate::SubscribeOptions;
 
 fn subscribe(cache: &Cache, coding: ContentCoding, options: impl Into<SubscribeOptions>) -> Subscription {
@@ -153,6 +153,28 @@ async fn nothing_is_compressed_again_for_one_subscriber_far_behind() {
     assert_eq!(decoded(&late), decoded(&shared));
     assert!(shared.len() < decoded(&shared).len(), "compressed for {SUBSCRIBERS}");
     assert!(late.len() > decoded(&late).len(), "stored for one");
+}
+
+/// A quiet cache is proved to have the state of a version that it has not reached.
+#[tokio::test(start_paused = true)]
+async fn a_proved_state_is_compressed_once_for_all() {
+    let mut cache = Cache::new();
+    let names: Vec<_> = (0..200).map(|number| format!("web-{number:03}")).collect();
+    let objects: Vec<_> = names.iter().map(|name| (name.as_str(), "web", 5)).collect();
+    cache.list(&objects, 10);
+    let mut bodies = [20, 20, 30].map(|at| Body::new(&cache, ContentCoding::Gzip, proved(&cache, at)));
+    let plain = Body::new(&cache, ContentCoding::Identity, proved(&cache, 20));
+    cache.event(Modified, "web-000", "web", 40);
+    for body in &mut bodies {
+        body.take(ALL);
+    }
+    let mut plain = plain;
+    plain.take(ALL);
+    let plain = String::from_utf8(plain.end(b"")).unwrap();
+    let [first, second, later] = bodies.map(|body| body.end(b""));
+    assert_eq!((decoded(&first), decoded(&second)), (plain.clone(), plain.clone()));
+    assert!(first.len() < plain.len() / 4, "{} of {} bytes", first.len(), plain.len());
+    assert_eq!(decoded(&later), plain.replace("\"20\"", "\"30\""), "the same state at another version");
 }
 
 /// A client could ask for the states of many selections.

@@ -73,8 +73,8 @@ struct KnownList {
     _share: Share,
 }
 
-/// Lists that are no longer known, and their snapshots. Each has an address for each of its objects, so many take long
-/// to drop.
+/// Lists that are no longer known, and their snapshots. Each has an address for each of its
+/// objects, so many take long to drop.
 #[must_use = "it is dropped without a lock"]
 #[derive(Default)]
 pub struct RemovedLists {
