@@ -179,7 +179,7 @@ async fn a_kubefan_reads_state_and_changes_of_another_one_as_gzip() {
     let args = ["--resource=configmaps", "--access=authorized-cache-only"];
     let upper = Kubefan::spawn_over_tls(&api, &api.kubeconfig(), &args).await;
     upper.ready().await;
-    // The version of the cluster moves and the cache does not, so its state is proved by a comparison.
+    // The cluster moves on and the cache does not, so a comparison proves its state.
     api.namespace("gzip-elsewhere").await;
     let proxy = Proxy::start(upper.grpc_addr).await;
     let upstream = format!("--upstream={}", api.kubeconfig_to(&format!("https://{SERVER}")).display());
