@@ -8,7 +8,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -26,6 +26,8 @@ const EVENTS_CORE_DIVISOR: u64 = 20;
 const NANOSECONDS_PER_CHUNK_BYTE: u64 = 2;
 /// The budget of chunks is one part in this many of all cores.
 const CHUNKS_CORES_DIVISOR: u64 = 4;
+/// Number of cores. To ask for it takes system calls.
+static CORES: LazyLock<u64> = LazyLock::new(|| thread::available_parallelism().map_or(1, |cores| cores.get() as u64));
 /// The time whose budget may be spent at once.
 const BURST: Duration = Duration::from_secs(1);
 
@@ -52,8 +54,7 @@ impl CompressionBudget {
 
     /// The budget of the chunks of lists and initial states: a quarter of the cores.
     pub fn of_chunks() -> Self {
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-        Self::new(1000 * NANOSECONDS_PER_CHUNK_BYTE * CHUNKS_CORES_DIVISOR / cores)
+        Self::new(1000 * NANOSECONDS_PER_CHUNK_BYTE * CHUNKS_CORES_DIVISOR / *CORES)
     }
 
     fn new(byte_picoseconds: u64) -> Self {

@@ -147,7 +147,17 @@ impl Encoder {
     /// An encoder of one format, for objects of one resource; `tables` if they are rows.
     pub fn new(format: Format, resource: &ResolvedResource, tables: Option<&Arc<Tables>>, budgets: Budgets) -> Self {
         let layout = Layout::of(&format, resource, tables);
-        Self { format, layout, tables: tables.cloned(), budgets, ..Self::default() }
+        // Not from the default, which has budgets of its own.
+        Self {
+            format,
+            layout,
+            tables: tables.cloned(),
+            budgets,
+            differences: Arc::default(),
+            recent: Mutex::default(),
+            projected: Mutex::default(),
+            compressors: Compressors::default(),
+        }
     }
 
     /// Shares this set of differences with the other encoders of its cache.
