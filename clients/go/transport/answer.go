@@ -27,7 +27,7 @@ func (v verdict) String() string {
 	return [...]string{"answered", "uncached", "missing", "refused", "busy", "broken"}[v]
 }
 
-// author is who has made an answer.
+// author is the server that has made an answer.
 type author int
 
 const (
@@ -65,7 +65,7 @@ func verdictOf(response *http.Response) verdict {
 	}
 }
 
-// authorOf reads the headers that tell who has made an answer:
+// authorOf returns the server that the headers of an answer name:
 //
 //   - Cache-Status (RFC 9211) "kubefan; hit" is of the cache. With the parameter fwd, kubefan has
 //     passed the request on.

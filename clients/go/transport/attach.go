@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -75,9 +74,3 @@ func (t *roundTripper) RoundTrip(request *http.Request) (*http.Response, error) 
 
 // WrappedRoundTripper is for what client-go looks for in a transport, such as its idle connections.
 func (t *roundTripper) WrappedRoundTripper() http.RoundTripper { return t.direct }
-
-func (k *kubefan) probe(ctx context.Context) bool {
-	header, isHealthy := k.connection.probe(ctx)
-	k.readBudget(header)
-	return isHealthy
-}

@@ -462,15 +462,8 @@ func TestAConnectionThatIsSilentIsLost(t *testing.T) {
 			}
 		},
 	})
-	pair.kubefan.on(watches("event", hit))
-	response, err := pair.do(t.Context(), http.MethodGet, watch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := begunWatch(t, pair)
 	defer response.Body.Close()
-	if got := firstLine(t, response.Body); got != "event" {
-		t.Error(got)
-	}
 	close(frozen)
 	if _, err := response.Body.Read(make([]byte, 1)); err != io.ErrUnexpectedEOF {
 		t.Error(err)

@@ -193,6 +193,12 @@ func (k *kubefan) endSoon(watch *directWatch) {
 	})
 }
 
+func (k *kubefan) probe(ctx context.Context) bool {
+	header, isHealthy := k.connection.probe(ctx)
+	k.readBudget(header)
+	return isHealthy
+}
+
 func (k *kubefan) readBudget(header http.Header) {
 	if found, ok := budgetOf(header); ok {
 		k.gate.setBudget(found)

@@ -285,15 +285,8 @@ func TestAWatchOfKubefanThatBreaksEndsSoThatClientGoResumes(t *testing.T) {
 	for _, speaks := range []protocol{http1, http2, plain} {
 		t.Run(string(speaks), func(t *testing.T) {
 			pair := attached(t, setting{speaks: speaks})
-			pair.kubefan.on(watches("event", hit))
-			response, err := pair.do(t.Context(), http.MethodGet, watch)
-			if err != nil {
-				t.Fatal(err)
-			}
+			response := begunWatch(t, pair)
 			defer response.Body.Close()
-			if got := firstLine(t, response.Body); got != "event" {
-				t.Error(got)
-			}
 			pair.kubefan.CloseClientConnections()
 			if _, err := response.Body.Read(make([]byte, 1)); err != io.ErrUnexpectedEOF {
 				t.Error(err)

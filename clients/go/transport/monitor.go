@@ -19,7 +19,7 @@ const (
 )
 
 // monitor has the state of kubefan, and probes it while it is away. Between two probes there is a
-// timer and no goroutine, because nobody tells a transport that its program has no more use for it.
+// timer and no goroutine, because a transport does not learn when its program stops to use it.
 type monitor struct {
 	address  string
 	fallback string

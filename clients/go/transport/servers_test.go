@@ -324,6 +324,20 @@ func (p *pair) wereAsked(kubefan, apiserver []string) {
 	}
 }
 
+// begunWatch opens a watch of kubefan, and reads its first event.
+func begunWatch(t *testing.T, pair *pair) *http.Response {
+	t.Helper()
+	pair.kubefan.on(watches("event", hit))
+	response, err := pair.do(t.Context(), http.MethodGet, watch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := firstLine(t, response.Body); got != "event" {
+		t.Error(got)
+	}
+	return response
+}
+
 // lines are the lines that were logged.
 type lines struct {
 	mu    sync.Mutex
