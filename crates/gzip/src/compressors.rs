@@ -16,6 +16,11 @@ pub struct Compressors {
 }
 
 impl Compressors {
+    /// Makes one piece, which is compressed as by [`Compressor::compress`], or stored.
+    pub fn piece(&self, plain: Bytes, is_compressed: bool) -> Piece {
+        if is_compressed { self.compress(plain) } else { Piece::stored(plain) }
+    }
+
     /// Compresses one piece, as [`Compressor::compress`].
     pub fn compress(&self, plain: Bytes) -> Piece {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use kubefan_cache::{
-    budget::{Budget, Budgets},
-    kube_encoding::list::ListEncoder,
-};
+use kubefan_cache::{budget::Budgets, kube_encoding::list::ListEncoder};
 use kubefan_common::encoding::chunk;
 use kubefan_gzip::{Compressors, Piece};
 use kubefan_model::object::Object;
@@ -56,10 +53,6 @@ impl EncodedChunk {
 
 /// Encodes runs of objects.
 pub trait ChunkEncoder {
-    /// Takes the CPU time to compress a run with this many bytes of JSON. Returns false if the
-    /// budget is spent.
-    fn takes_compression(&self, json_bytes: usize) -> bool;
-
     /// Encodes a run of objects, which have this many bytes of JSON together. `is_compressed`: as a
     /// compressed piece of a gzip body, not as a stored one.
     fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk;
@@ -67,24 +60,28 @@ pub trait ChunkEncoder {
     /// The length of their plain items, if the head of a list needs it.
     fn items_len(&self, objects: &[Arc<Object>]) -> usize;
 
-    /// The budget of the chunks that are retained.
-    fn budget(&self) -> &Budget;
+    /// Whether its chunks are pieces of gzip bodies.
+    fn is_gzip(&self) -> bool;
+
+    /// The budgets of the chunks that are retained, and of CPU time.
+    fn budgets(&self) -> &Budgets;
+
+    /// Takes the CPU time to compress a run with this many bytes of JSON. Returns false if the
+    /// budget is spent.
+    fn takes_compression(&self, json_bytes: usize) -> bool {
+        !self.is_gzip() || self.budgets().chunk_compression.take(json_bytes, Instant::now())
+    }
 }
 
 /// Objects at the start of a watch.
 impl ChunkEncoder for Encoder {
-    fn takes_compression(&self, json_bytes: usize) -> bool {
-        !self.is_gzip() || self.budgets().chunk_compression.take(json_bytes, Instant::now())
-    }
-
     fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
         if self.is_gzip() {
             let mut events = self.buffer(json_bytes + 64 * objects.len());
             for object in objects {
                 self.object(object, &mut events);
             }
-            let events = events.freeze();
-            return EncodedChunk::Piece(if is_compressed { self.compressed(events) } else { Piece::stored(events) });
+            return EncodedChunk::Piece(self.piece(events.freeze(), is_compressed));
         }
         let mut content = BytesMut::with_capacity(json_bytes + 128 * objects.len());
         for object in objects {
@@ -108,8 +105,12 @@ impl ChunkEncoder for Encoder {
         0
     }
 
-    fn budget(&self) -> &Budget {
-        &self.budgets().chunks
+    fn is_gzip(&self) -> bool {
+        Encoder::is_gzip(self)
+    }
+
+    fn budgets(&self) -> &Budgets {
+        Encoder::budgets(self)
     }
 }
 
@@ -125,17 +126,12 @@ pub struct ListPieces {
 
 /// Items of a list. The separator before a chunk is not part of it, so a chunk may be the first.
 impl ChunkEncoder for ListPieces {
-    fn takes_compression(&self, json_bytes: usize) -> bool {
-        self.budgets.chunk_compression.take(json_bytes, Instant::now())
-    }
-
     fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
         let mut items = BytesMut::with_capacity(json_bytes + objects.len());
         for (index, object) in objects.iter().enumerate() {
             self.items.put(object, index == 0, &mut items);
         }
-        let items = items.freeze();
-        EncodedChunk::Piece(if is_compressed { self.compressors.compress(items) } else { Piece::stored(items) })
+        EncodedChunk::Piece(self.compressors.piece(items.freeze(), is_compressed))
     }
 
     fn items_len(&self, objects: &[Arc<Object>]) -> usize {
@@ -145,7 +141,11 @@ impl ChunkEncoder for ListPieces {
         objects.iter().map(|object| self.items.item_len(object)).sum()
     }
 
-    fn budget(&self) -> &Budget {
-        &self.budgets.chunks
+    fn is_gzip(&self) -> bool {
+        true
+    }
+
+    fn budgets(&self) -> &Budgets {
+        &self.budgets
     }
 }

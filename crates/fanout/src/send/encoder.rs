@@ -181,9 +181,9 @@ impl Encoder {
         self.layout.is_gzip()
     }
 
-    /// Compresses bytes that the subscribers of a view share.
-    pub fn compressed(&self, plain: Bytes) -> Piece {
-        self.compressors.compress(plain)
+    /// Makes a piece of bytes that the subscribers of a view share: compressed, or stored.
+    pub fn piece(&self, plain: Bytes, is_compressed: bool) -> Piece {
+        self.compressors.piece(plain, is_compressed)
     }
 
     /// Takes the CPU time to compress the events of a segment of about this many bytes. Returns

@@ -8,7 +8,6 @@
 use std::{ops::Range, sync::OnceLock};
 
 use bytes::{Bytes, BytesMut};
-use kubefan_gzip::Piece;
 use kubefan_model::{ResourceVersion, format::Encoding};
 use kubefan_telemetry::metrics::GzipPieces;
 
@@ -102,8 +101,7 @@ impl Content {
         for entry in entries {
             let mut plain = encoder.buffer(entry.estimate_bytes());
             messages += encoder.entry(entry, DeltaBases::All, &mut plain).messages;
-            let plain = plain.freeze();
-            let piece = if gzip.is_compressed { encoder.compressed(plain) } else { Piece::stored(plain) };
+            let piece = encoder.piece(plain.freeze(), gzip.is_compressed);
             piece.put(&mut bytes);
             position = position.then(piece.checksum());
             ends.push((bytes.len(), messages));

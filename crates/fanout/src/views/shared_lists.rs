@@ -169,7 +169,7 @@ impl SharedLists {
         &self.compressors
     }
 
-    /// Removes the lists that nobody has read for a minute. The caller drops them without a lock.
+    /// Removes the lists without a read for a minute. The caller drops them without a lock.
     pub fn tidy(&mut self, now: Instant) -> RemovedLists {
         let is_old = |_: &ListKey, known: &mut KnownList| now.duration_since(known.used_at) >= LIST_RETAINED;
         let removed = self.lists.extract_if(is_old).map(|(_, known)| known).collect();

@@ -46,7 +46,8 @@ pub struct SharedSnapshot {
     /// Owned by the subscribers that are sent it, so that a snapshot that is not being sent pins no
     /// old objects.
     objects: Weak<SelectedObjects>,
-    /// The chunks of the snapshot before, until its own are planned.
+    /// The chunks of the snapshot before, until its own are planned. The next snapshot takes them
+    /// under the hub's lock. So they are not behind the lock of the plan, which a slice holds.
     before: Mutex<Option<Arc<[Chunk]>>>,
     plan: Mutex<Plan>,
     chunks: OnceLock<Arc<[Chunk]>>,
@@ -267,7 +268,7 @@ impl Chunk {
         let mut made = None;
         let retained = self.0.encoded.get_or_init(|| {
             let chunk = made.insert(encode()).clone();
-            let share = encoder.budget().take(chunk.wire_len())?;
+            let share = encoder.budgets().chunks.take(chunk.wire_len())?;
             Some((chunk, share))
         });
         let is_new = made.is_some() || retained.is_none();
