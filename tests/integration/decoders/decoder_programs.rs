@@ -168,5 +168,5 @@ fn curl(world: &World, read: &Read, dir: &Path) -> Curl {
     command.args(["--silent", "--show-error", "--no-buffer", "--compressed", "--user-agent", "agent", "--cacert"]);
     command.arg(world.api.ca_pem_path());
     command.args(["--header", &format!("Authorization: Bearer {}", world.api.admin_token()), &read.url()]);
-    Curl { process: Process::spawn_apart("curl", &mut command, &dir), dir, is_list: read.is_list }
+    Curl::new(Process::spawn_apart("curl", &mut command, &dir), dir, read.is_list)
 }

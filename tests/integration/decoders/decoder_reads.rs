@@ -125,9 +125,13 @@ pub(super) enum Source {
 
 /// A curl that prints the body of one read.
 pub(super) struct Curl {
-    pub(super) process: Process,
-    pub(super) dir: PathBuf,
-    pub(super) is_list: bool,
+    process: Process,
+    dir: PathBuf,
+    is_list: bool,
+    /// The objects in the lines that are complete.
+    seen: Vec<Seen>,
+    /// Bytes of these lines.
+    parsed: usize,
 }
 
 impl Source {
@@ -142,11 +146,15 @@ impl Source {
     /// The first objects of a read.
     pub(super) async fn first(&mut self, read: &str, count: usize) -> Vec<Seen> {
         self.until(&format!("the first {count} objects of {read}"), |reports| {
-            let of_read = reports.iter().filter(|report| report.read() == read);
-            let first: Vec<Seen> = of_read.filter_map(Report::seen).take(count).cloned().collect();
+            let first: Vec<Seen> = seen_in(reports, read).take(count).cloned().collect();
             (first.len() == count).then_some(first)
         })
         .await
+    }
+
+    /// The objects of a read so far.
+    pub(super) fn seen(&mut self, read: &str) -> Vec<Seen> {
+        seen_in(&self.reports(), read).cloned().collect()
     }
 
     /// Waits until a read has ended.
@@ -186,6 +194,11 @@ impl Source {
     }
 }
 
+/// The objects of a read.
+fn seen_in<'a>(reports: &'a [Report], read: &'a str) -> impl Iterator<Item = &'a Seen> {
+    reports.iter().filter(move |report| report.read() == read).filter_map(Report::seen)
+}
+
 /// The report in a line. A browser prints it inside a line of its log.
 fn report(line: &str) -> Option<Report> {
     let from = line.get(line.find(r#"{"decoder""#)?..)?;
@@ -193,16 +206,26 @@ fn report(line: &str) -> Option<Report> {
 }
 
 impl Curl {
+    /// `dir` has the output of the process.
+    pub(super) fn new(process: Process, dir: PathBuf, is_list: bool) -> Curl {
+        Curl { process, dir, is_list, seen: Vec::new(), parsed: 0 }
+    }
+
     fn reports(&mut self, read: &str) -> Vec<Report> {
         // Before its output, which is complete then.
         let exited = self.process.exited();
         let text = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
-        let mut reports = Vec::new();
-        for line in text("stdout").split_inclusive('\n') {
-            // curl writes long lines in parts.
-            let Ok(body) = serde_json::from_str(line) else { break };
-            reports.extend(objects(&body, self.is_list).map(|seen| Report::Object { read: read.to_owned(), seen }));
+        let stdout = text("stdout");
+        for line in stdout.get(self.parsed..).unwrap_or_default().split_inclusive('\n') {
+            if !line.trim().is_empty() {
+                // curl writes long lines in parts.
+                let Ok(body) = serde_json::from_str(line) else { break };
+                self.seen.extend(objects(&body, self.is_list));
+            }
+            self.parsed += line.len();
         }
+        let report = |seen: &Seen| Report::Object { read: read.to_owned(), seen: seen.clone() };
+        let mut reports: Vec<Report> = self.seen.iter().map(report).collect();
         if let Some(status) = exited {
             let end = if status.success() { End::Clean } else { End::Error };
             reports.push(Report::End { read: read.to_owned(), end, error: text("stderr").trim().to_owned() });

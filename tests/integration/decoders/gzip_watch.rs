@@ -3,12 +3,13 @@
 use std::io::Write;
 
 use flate2::write::GzDecoder;
+use memchr::memmem;
 use reqwest::{
     Response,
     header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING},
 };
 
-use super::{Objects, World};
+use super::{ANY_VERSION, Objects, World};
 use crate::harness::{servers::is_cached, wait};
 
 /// An open watch.
@@ -22,8 +23,9 @@ pub(super) struct GzipWatch {
 
 impl GzipWatch {
     /// Opens a watch with this `Accept` header, which the cache answers.
-    pub(super) async fn open(world: &World, objects: &Objects, accept: &str, version: &str) -> GzipWatch {
-        let url = format!("https://{}{}?watch=1&resourceVersion={version}", world.kubefan.grpc_addr, objects.path);
+    pub(super) async fn open(world: &World, objects: &Objects, accept: &str) -> GzipWatch {
+        let path = format!("{}?watch=1&resourceVersion={ANY_VERSION}", objects.path);
+        let url = format!("https://{}{path}", world.kubefan.grpc_addr);
         let response = wait::until("an answer from the cache", wait::SOON, || async {
             let request = objects.api.client().get(&url).header(ACCEPT, accept).header(ACCEPT_ENCODING, "gzip");
             request.send().await.ok().filter(is_cached)
@@ -35,7 +37,9 @@ impl GzipWatch {
 
     /// Reads up to the event that has this text. Returns whether its bytes are stored.
     pub(super) async fn is_stored(&mut self, text: &str) -> bool {
-        while !contains(self.decoder.get_ref(), text) {
+        let mut searched = 0;
+        while !contains(&self.decoder.get_ref()[searched..], text) {
+            searched = self.decoder.get_ref().len().saturating_sub(text.len());
             let chunk = tokio::time::timeout(wait::SOON, self.response.chunk()).await.expect("the event arrives");
             let chunk = chunk.expect("the watch goes on").expect("the watch goes on");
             self.wire.extend_from_slice(&chunk);
@@ -51,5 +55,5 @@ impl GzipWatch {
 
 /// Whether bytes contain a text.
 pub(super) fn contains(bytes: &[u8], text: &str) -> bool {
-    text.is_empty() || bytes.windows(text.len()).any(|window| window == text.as_bytes())
+    memmem::find(bytes, text.as_bytes()).is_some()
 }
