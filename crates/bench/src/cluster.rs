@@ -183,12 +183,13 @@ impl Cluster {
     pub(super) async fn clean_up(self) -> Result<(), BenchError> {
         let path = format!("/api/v1/namespaces/{}", self.namespace);
         let deleted = async {
+            let client = self.client.reconnect().await?;
             // The namespace first: it then accepts no pod of a write that was cancelled on its way.
-            self.client.call(Method::DELETE, &path, JSON, None).await?;
+            client.call(Method::DELETE, &path, JSON, None).await?;
             let now = json!({"gracePeriodSeconds": 0});
             // The answer has the deleted objects.
             loop {
-                let pods = self.client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
+                let pods = client.call(Method::DELETE, &self.path("", ""), JSON, Some(&now)).await?;
                 if pods["items"].as_array().is_none_or(Vec::is_empty) {
                     return Ok(());
                 }

@@ -119,6 +119,12 @@ impl RestClient {
         Ok(Self { endpoint, send })
     }
 
+    /// Opens another connection to the same server. kube-apiserver closes one that is idle for 90
+    /// seconds (`http.Server.IdleTimeout`).
+    pub(super) async fn reconnect(&self) -> Result<Self, BenchError> {
+        Self::connect(self.endpoint.clone()).await
+    }
+
     /// Returns the connection for the holder of a token.
     pub(super) fn with_token(&self, token: &str) -> Self {
         Self { endpoint: self.endpoint.with_token(token), send: self.send.clone() }
