@@ -44,6 +44,7 @@ pub mod cache_reads;
 pub mod content_coding;
 pub mod cross_origin;
 mod end_on_mode_change;
+pub mod error_type;
 pub mod fallback;
 pub mod feature_gates;
 pub mod forward;

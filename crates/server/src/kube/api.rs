@@ -25,6 +25,7 @@ use super::{
     cache_reads::CacheReads,
     cross_origin::CorsRequest,
     end_on_mode_change::UntilSwitched,
+    error_type::{ErrorType, OwnAnswer, PROXY_STATUS},
     fallback::{Fallback, Refused},
     feature_gates::{CacheOnly, FeatureGates},
     forwarded_caller::forwarded_caller,
@@ -128,6 +129,7 @@ impl KubeApi {
         };
         if let Answer::Response(response) | Answer::Forwarded(response) = &mut answer {
             put_id(id, response.headers_mut());
+            put_proxy_status(response);
         }
         let (code, by) = match &answer {
             Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),
@@ -293,6 +295,21 @@ impl KubeApi {
             }
             None => OTHER.to_owned(),
         }
+    }
+}
+
+/// Names the error, if kubefan itself refuses the request (RFC 9209).
+fn put_proxy_status(response: &mut Response<Body>) {
+    if answered_by(response) == AnsweredBy::Upstream {
+        return;
+    }
+    let answer = OwnAnswer {
+        status: response.status(),
+        is_of_cache: response.headers().contains_key(CACHE_STATUS),
+        cause: response.extensions().get::<ErrorType>().copied(),
+    };
+    if let Some(error) = answer.error() {
+        response.headers_mut().insert(PROXY_STATUS, error.value());
     }
 }
 

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     allowed_hosts::AllowedHosts,
     answer::FromUpstream,
+    error_type::ErrorType,
     guard, hop_by_hop,
     kept_bodies::{Kept, KeptBodies},
     negotiate,
@@ -206,10 +207,8 @@ impl Forwarder {
             return response.map(|body| Body::new(holding(body, (places, passed_on))));
         }
         let Some((protocol, (tunnel, caller))) = switched.or(upgrade).zip(switch) else {
-            return Failure::bad_gateway(
-                "the apiserver switched to another protocol without a request for that".to_owned(),
-            )
-            .response(media);
+            let message = "the apiserver switched to another protocol without a request for that".to_owned();
+            return Failure::bad_gateway(message).because(ErrorType::HttpProtocolError).response(media);
         };
         tunnel.connect(caller, hyper::upgrade::on(&mut response), (places, passed_on));
         response.extensions_mut().insert(tunnel);
@@ -343,11 +342,23 @@ fn unanswered(error: &UpstreamError, media: Media, reaction: ClientReaction) -> 
         _ => (error.to_string(), Failure::bad_gateway),
     };
     let warning = (reaction == ClientReaction::Discovery).then(|| Warnings::own(&text));
-    let mut response = failure(text).response(media);
+    let mut response = failure(text).because(cause(error)).response(media);
     if let Some(warning) = warning {
         warning.put(response.headers_mut());
     }
     response
+}
+
+/// Returns the type of a failure to get a response from upstream.
+fn cause(error: &UpstreamError) -> ErrorType {
+    match error {
+        UpstreamError::Unreachable { .. } => ErrorType::DestinationUnavailable,
+        UpstreamError::Tls { .. } => ErrorType::TlsProtocolError,
+        UpstreamError::Credentials { .. } => ErrorType::ProxyConfigurationError,
+        UpstreamError::Timeout { .. } => ErrorType::HttpResponseTimeout,
+        UpstreamError::InvalidResponse { .. } => ErrorType::HttpProtocolError,
+        _ => ErrorType::ConnectionTerminated,
+    }
 }
 
 fn has_token(headers: &HeaderMap) -> bool {

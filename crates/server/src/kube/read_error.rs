@@ -8,7 +8,7 @@ use kubefan_access::{
 use kubefan_cache::Refusal;
 use kubefan_model::Media;
 
-use super::status::Failure;
+use super::{error_type::ErrorType, status::Failure};
 
 /// The reason why a read is not answered from the cache.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +47,9 @@ impl From<Denial> for ReadError {
             Denial::Switched(switched) if switched.mode == Mode::Deny => {
                 Self::Plain(Failure::forbidden(switched.message()))
             }
-            Denial::Switched(switched) => Self::Upstream(Failure::unavailable(switched.message())),
+            Denial::Switched(switched) => {
+                Self::Upstream(Failure::unavailable(switched.message()).because(ErrorType::ProxyInternalResponse))
+            }
             Denial::Impersonation => Self::Upstream(Failure::forbidden(IMPERSONATION.to_owned())),
             // A fleet whose callers cannot be reviewed must not all turn to the apiserver.
             Denial::Unavailable(why) => Self::Plain(Failure::unavailable(why.to_owned())),

@@ -14,6 +14,8 @@ use serde::Serialize;
 
 use kubefan_audit::NotRecorded;
 
+use super::error_type::ErrorType;
+
 /// Wait of clients before they retry, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
@@ -84,6 +86,9 @@ pub struct Failure {
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<Details>,
     code: u16,
+    /// Cause, if the status does not tell it.
+    #[serde(skip)]
+    cause: Option<ErrorType>,
 }
 
 impl Failure {
@@ -97,7 +102,13 @@ impl Failure {
             reason,
             details: None,
             code: code.as_u16(),
+            cause: None,
         }
+    }
+
+    /// Returns the failure with its cause.
+    pub fn because(self, cause: ErrorType) -> Self {
+        Self { cause: Some(cause), ..self }
     }
 
     fn with(self, details: Details) -> Self {
@@ -264,6 +275,9 @@ impl Failure {
         let mut response = Response::new(B::from(self.body(media)));
         *response.status_mut() = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         response.extensions_mut().insert(Refused { reason: self.reason, message: self.message.clone() });
+        if let Some(cause) = self.cause {
+            response.extensions_mut().insert(cause);
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.content_type()));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
@@ -319,9 +333,12 @@ impl From<&Refusal> for Failure {
         };
         match refusal {
             // The apiserver's answers while its watch cache is not ready.
-            Refusal::NotSynced { .. } => Self::too_many_requests(INITIALIZING.to_owned()),
+            Refusal::NotSynced { .. } => {
+                Self::too_many_requests(INITIALIZING.to_owned()).because(ErrorType::DestinationUnavailable)
+            }
             Refusal::Failing { cause, .. } => {
-                Self::too_many_requests(format!("{INITIALIZING}: {}", without_user(cause)))
+                let message = format!("{INITIALIZING}: {}", without_user(cause));
+                Self::too_many_requests(message).because(ErrorType::DestinationUnavailable)
             }
             Refusal::Exhausted(_) | Refusal::NoRoom(_) => Self::too_many_requests(message),
             Refusal::RateLimited { retry_after, .. } => {
@@ -329,8 +346,9 @@ impl From<&Refusal> for Failure {
                 let retry_after_seconds = Some(u32::try_from(seconds).unwrap_or(u32::MAX));
                 Self::too_many_requests(message).with(Details { retry_after_seconds, ..Details::default() })
             }
-            Refusal::Stale { .. } | Refusal::Unavailable(_) | Refusal::Switched(_) | Refusal::Draining => {
-                Self::unavailable(message)
+            Refusal::Stale { .. } | Refusal::Unavailable(_) => Self::unavailable(message),
+            Refusal::Switched(_) | Refusal::Draining => {
+                Self::unavailable(message).because(ErrorType::ProxyInternalResponse)
             }
             Refusal::NotFound(_) | Refusal::NotCached(_) | Refusal::NotEncoded(_) => Self::not_served(message),
             Refusal::Unauthenticated(_) => Self::unauthorized("Unauthorized".to_owned()),

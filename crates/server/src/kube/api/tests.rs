@@ -81,12 +81,23 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
     match api.answer(request, waker).await {
         Answer::Watch(_) => "watch".to_owned(),
         Answer::Response(response) | Answer::Forwarded(response) => {
+            let is_named = response.headers().contains_key(PROXY_STATUS);
             let by = match response.extensions().get::<FromUpstream>() {
-                Some(_) => return "upstream".to_owned(),
+                Some(_) => {
+                    assert!(!is_named, "upstream has answered");
+                    return "upstream".to_owned();
+                }
                 None if response.headers().contains_key(CACHE_STATUS) => "cache",
                 None => "kubefan",
             };
-            format!("{by} {}", response.status().as_u16())
+            let answer = format!("{by} {}", response.status().as_u16());
+            let about_the_request = ["kubefan 400", "kubefan 405", "kubefan 406", "kubefan 410"];
+            let is_answer = match by {
+                "cache" => !["cache 429", "cache 503"].contains(&&*answer),
+                _ => about_the_request.contains(&&*answer),
+            };
+            assert_eq!(is_named, !is_answer, "{answer}: an error of kubefan is named, and an answer is not");
+            answer
         }
     }
 }

@@ -93,6 +93,7 @@ fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(response.headers()[header::CONTENT_TYPE], Media::Protobuf.content_type(), "as the client asked");
     assert!(!response.headers().contains_key(header::RETRY_AFTER), "client-go would retry for ten seconds");
+    assert_eq!(response.extensions().get(), Some(&ErrorType::DestinationUnavailable));
     assert_eq!(
         response.headers()[header::WARNING],
         "299 kubefan \"cannot reach the apiserver at https://h:6443: Connection refused; until it is reachable, kubefan answers \
@@ -103,6 +104,7 @@ fn an_unreachable_apiserver_is_reported_in_the_status_and_asks_for_no_retry() {
     let response =
         unanswered(&UpstreamError::Reset { message: "closed".into() }, Media::Json, ClientReaction::Discovery);
     assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(response.extensions().get(), Some(&ErrorType::ConnectionTerminated));
     assert!(response.headers().contains_key(header::WARNING));
 }
 
