@@ -19,6 +19,7 @@ use crate::{
         kubefan::Kubefan,
         record::{Watch, connect},
         rig::target,
+        servers::is_cached,
         simulated::Simulated,
         tests, wait,
     },
@@ -94,7 +95,7 @@ impl Informer {
                     let url = format!("{}?watch=true&resourceVersion={}", self.url, self.version);
                     let response = reqwest::get(url).await.unwrap();
                     assert_eq!(response.status(), StatusCode::OK);
-                    self.from_cache.push(response.headers().contains_key("cache-status"));
+                    self.from_cache.push(is_cached(&response));
                     self.open.insert((response, Vec::new()))
                 }
             };
@@ -153,7 +154,7 @@ async fn watches_follow_a_resource_to_the_apiserver_and_back_and_lose_nothing() 
     informer.until("two").await;
     assert_eq!(informer.from_cache, [true, false], "the same informer, straight on");
     let list = reqwest::get(format!("http://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr)).await.unwrap();
-    assert!(!list.headers().contains_key("cache-status"), "lists are forwarded too");
+    assert!(!is_cached(&list), "lists are forwarded too");
 
     file.apply(&kubefan, "").await;
     let last = simulated.create("three");
@@ -189,7 +190,7 @@ async fn a_file_that_is_wrong_changes_nothing_and_says_why() {
         wait::until(expected, wait::SOON, || async { kubefan.process.log().contains(expected).then_some(()) }).await;
         kubefan.metric_becomes(SUCCESSFUL, 0.0).await;
         let list = reqwest::get(format!("http://{}/api/v1/pods?resourceVersion=0", kubefan.grpc_addr)).await.unwrap();
-        assert!(list.headers().contains_key("cache-status"), "{rest}");
+        assert!(is_cached(&list), "{rest}");
     }
     assert!(kubefan.metric("kubefan_config_reloads_total{result=\"failure\"}").await >= Some(failures));
     // A flag wins over the file, so this is no change.

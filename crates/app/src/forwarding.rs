@@ -22,6 +22,7 @@ impl Forwarding {
             upgrades: config.passthrough.upgrades,
             hosts: config.serving.allowed_hosts.clone(),
             per_identity_max: config.passthrough.requests_max_per_identity,
+            is_to_kubefan: config.upstream.source.is_some(),
         };
         Arc::new(Forwarder::new(self.passthrough, options, seed(), metrics.clone()))
     }

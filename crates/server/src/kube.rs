@@ -63,6 +63,7 @@ pub mod list;
 pub mod negotiate;
 pub mod options;
 pub mod pages;
+mod passed_on;
 pub mod path;
 pub mod query;
 pub mod read_error;

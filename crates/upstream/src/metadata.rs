@@ -21,9 +21,8 @@ use crate::{
 /// The media types that `kubectl` and client-go's metadata client request. A server that does not
 /// know the first one answers with full objects.
 const ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-/// The header that marks answers from a cache, and the value's prefix if the cache is a kubefan's
-/// (RFC 9211).
-const CACHE_STATUS: (&str, &str) = ("cache-status", "kubefan");
+/// The header that says how caches have handled a request (RFC 9211).
+const CACHE_STATUS: &str = "cache-status";
 /// Objects per page, unless the caller names another size.
 const PAGE_OBJECTS: usize = 500;
 
@@ -156,8 +155,7 @@ impl MetadataPages {
         let query = [("limit", limit.as_str())].into_iter().chain(position.iter().copied()).chain(selectors);
         let path = gvr.collection_path(scope) + &encode_query(query);
         let answer = self.upstream.get_accept(Verb::List, &path, ACCEPT).await?;
-        let (header, cache) = CACHE_STATUS;
-        if answer.headers().get(header).is_some_and(|value| value.as_bytes().starts_with(cache.as_bytes())) {
+        if is_from_kubefan(answer.headers()) {
             return Err(UpstreamError::Cached { server: self.upstream.server().to_owned() });
         }
         let page: ListJson<Item> = serde_json::from_slice(answer.body()).map_err(UpstreamError::invalid_json)?;
@@ -178,6 +176,16 @@ impl MetadataPages {
         };
         page.items.unwrap_or_default().into_iter().map(item).collect::<Result<_, _>>().map(Some)
     }
+}
+
+/// Whether the cache of a kubefan has answered. With the parameter `fwd` it has asked the
+/// apiserver.
+fn is_from_kubefan(headers: &http::HeaderMap) -> bool {
+    let values = headers.get_all(CACHE_STATUS).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|member| {
+        let mut parts = member.split(';').map(str::trim);
+        parts.next() == Some("kubefan") && !parts.any(|parameter| parameter.starts_with("fwd="))
+    })
 }
 
 #[cfg(test)]
@@ -202,7 +210,7 @@ mod tests {
         let service = service_fn(move |_: http::Request<Bytes>| async move {
             let mut response = http::Response::builder();
             if let Some(value) = cache_status {
-                response = response.header(CACHE_STATUS.0, value);
+                response = response.header(CACHE_STATUS, value);
             }
             Ok::<_, BoxError>(response.body(Full::new(Bytes::from(body)).map_err(BoxError::from).boxed_unsync())?)
         });
@@ -250,15 +258,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_from_the_cache_of_another_kubefan_is_refused() {
-        for mut pages in lists(Some("kubefan; hit")) {
-            let error = pages.next_objects().await.unwrap_err();
-            assert_eq!(error, UpstreamError::Cached { server: "http://sim".to_owned() });
+        for cache_status in ["kubefan; hit", "cdn; fwd=miss, kubefan;hit"] {
+            for mut pages in lists(Some(cache_status)) {
+                let error = pages.next_objects().await.unwrap_err();
+                assert_eq!(error, UpstreamError::Cached { server: "http://sim".to_owned() }, "{cache_status}");
+            }
         }
     }
 
     #[tokio::test]
-    async fn a_page_from_an_apiserver_is_read_also_through_other_caches() {
-        for cache_status in [None, Some("ExampleCache; fwd=miss")] {
+    async fn a_page_from_an_apiserver_is_read_also_through_other_caches_and_another_kubefan() {
+        for cache_status in [None, Some("ExampleCache; fwd=miss"), Some("kubefan; fwd=bypass")] {
             for mut pages in lists(cache_status) {
                 let page = pages.next().await.unwrap().unwrap();
                 assert_eq!(page, [(ObjectKey::new("x", "a"), "5".parse().unwrap())]);

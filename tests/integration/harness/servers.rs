@@ -39,7 +39,13 @@ pub(crate) fn bearer(token: &str) -> HeaderMap {
     [(AUTHORIZATION, value)].into_iter().collect()
 }
 
+/// Whether these are headers of an answer that a cache of kubefan has decided. With the parameter
+/// `fwd` kubefan has passed it on.
+pub(crate) fn is_of_cache(headers: &HeaderMap) -> bool {
+    headers.get_all("cache-status").into_iter().any(|value| value == "kubefan; hit")
+}
+
 /// Whether a cache has decided the answer.
 pub(crate) fn is_cached(response: &Response) -> bool {
-    response.headers().contains_key("cache-status")
+    is_of_cache(response.headers())
 }

@@ -6,6 +6,7 @@ use reqwest::{Method, header::HeaderMap};
 use tokio::time::{Instant, timeout_at};
 
 use super::{protobuf_json, world::World};
+use crate::harness::servers::is_of_cache;
 
 /// The server that must answer a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl Answer {
 
     /// Whether kubefan answered from its cache.
     pub(super) fn is_cached(&self) -> bool {
-        self.header("cache-status").starts_with("kubefan")
+        is_of_cache(&self.headers)
     }
 
     /// Whether the body is protobuf.

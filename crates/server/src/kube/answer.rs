@@ -29,7 +29,7 @@ pub enum Answer {
 #[derive(Debug, Clone, Copy)]
 pub struct FromUpstream;
 
-/// Marks answers from the cache (RFC 9211).
+/// Says whether the cache has decided an answer (RFC 9211).
 pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// The value of [`CACHE_STATUS`] for an answer from the cache.
 pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");

@@ -35,7 +35,7 @@ use super::{
     error_type::ErrorType,
     guard, hop_by_hop,
     kept_bodies::{Kept, KeptBodies},
-    negotiate,
+    negotiate, passed_on,
     request_body::RequestBody,
     request_info,
     status::Failure,
@@ -69,6 +69,8 @@ pub struct ForwardOptions {
     pub hosts: AllowedHosts,
     /// Maximum requests of one identity that are forwarded at a time; `None` for no limit.
     pub per_identity_max: Option<usize>,
+    /// Whether upstream is another kubefan, which says itself who has made its answers.
+    pub is_to_kubefan: bool,
 }
 
 /// The caller of a forwarded request.
@@ -108,6 +110,8 @@ pub struct Forwarder {
     upgrades: bool,
     /// The names of this machine, beside `localhost` and addresses.
     hosts: AllowedHosts,
+    /// Whether upstream is another kubefan.
+    is_to_kubefan: bool,
     /// Identifies requests that this kubefan has forwarded (`Via`: RFC 9110, 7.6.3).
     via: HeaderValue,
     metrics: Arc<Metrics>,
@@ -117,7 +121,7 @@ impl Forwarder {
     /// Forwards to `upstream`. `number` must be unique among all instances of kubefan.
     pub fn new(
         upstream: Passthrough,
-        ForwardOptions { upgrades, hosts, per_identity_max }: ForwardOptions,
+        ForwardOptions { upgrades, hosts, per_identity_max, is_to_kubefan }: ForwardOptions,
         number: u64,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -127,7 +131,7 @@ impl Forwarder {
         let long_places = FairPool::new(long_requests_max(requests_max));
         let kept_bodies = KeptBodies::default();
         let via = via.expect("hexadecimal digits are visible");
-        Self { upstream, places, long_places, kept_bodies, upgrades, hosts, via, metrics }
+        Self { upstream, places, long_places, kept_bodies, upgrades, hosts, is_to_kubefan, via, metrics }
     }
 
     /// Whether requests act as their callers.
@@ -203,6 +207,7 @@ impl Forwarder {
         response.extensions_mut().insert(FromUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
+        passed_on::mark(response.headers_mut(), self.is_to_kubefan);
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return response.map(|body| Body::new(holding(body, (places, passed_on))));
         }

@@ -59,7 +59,8 @@ fn forwarder(credentials: Credentials) -> Arc<Forwarder> {
         connection: ConnectionLimits::APISERVER,
     };
     let upstream = Passthrough::over(ForwardService::new(service), &Uri::from_static("http://h"), options).unwrap();
-    let options = ForwardOptions { upgrades: true, hosts: AllowedHosts::default(), per_identity_max: None };
+    let options =
+        ForwardOptions { upgrades: true, hosts: AllowedHosts::default(), per_identity_max: None, is_to_kubefan: false };
     Arc::new(Forwarder::new(upstream, options, 1, Arc::new(Metrics::new(Registry::new()).unwrap())))
 }
 
@@ -85,6 +86,7 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
             let by = match response.extensions().get::<FromUpstream>() {
                 Some(_) => {
                     assert!(!is_named, "upstream has answered");
+                    assert_eq!(response.headers()[CACHE_STATUS], "kubefan; fwd=bypass");
                     return "upstream".to_owned();
                 }
                 None if response.headers().contains_key(CACHE_STATUS) => "cache",

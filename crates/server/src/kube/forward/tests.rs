@@ -34,7 +34,12 @@ fn to_closing_server() -> (Passthrough, Arc<AtomicUsize>) {
 }
 
 fn forwarder(upstream: Passthrough) -> Forwarder {
-    let options = ForwardOptions { upgrades: false, hosts: AllowedHosts::default(), per_identity_max: None };
+    let options = ForwardOptions {
+        upgrades: false,
+        hosts: AllowedHosts::default(),
+        per_identity_max: None,
+        is_to_kubefan: false,
+    };
     Forwarder::new(upstream, options, 1, Arc::new(Metrics::new(Registry::new()).unwrap()))
 }
 
