@@ -315,7 +315,9 @@ impl App {
         let mut admin = admin.build(shared, &registry, &access, server.subscribers().clone())?;
         if let (Some(listener), Some(log), Some(tls)) = (ports.peer, peer_log, peer_tls) {
             let connections = server.connections().clone();
-            let load = Rebalancing { tls: tls.clone(), own_port, connections, access }.build(shared, &registry);
+            let budget = server.fallback_budget().clone();
+            let rebalancing = Rebalancing { tls: tls.clone(), own_port, connections, budget, access };
+            let load = rebalancing.build(shared, &registry);
             PeerPort { listener, tls, log, load }.build(shared, &registry);
         }
         let reader = server.reader().clone();

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use kubefan_access::AccessControl;
 use kubefan_informers::Registry;
 use kubefan_peer::{DnsDial, Load, LoadSource, Loads, tls::PeerTls};
-use kubefan_server::{rebalance::Rebalancer, transport::open_connections::OpenConnections};
+use kubefan_server::{
+    fallback_budget::FallbackBudget, rebalance::Rebalancer, transport::open_connections::OpenConnections,
+};
 use rand::{SeedableRng, rngs::SmallRng};
 
 use super::{component::Shared, seed::seed};
@@ -16,6 +18,7 @@ pub(super) struct Rebalancing {
     /// The port where this replica serves peers.
     pub(super) own_port: Option<u16>,
     pub(super) connections: Arc<OpenConnections>,
+    pub(super) budget: Arc<FallbackBudget>,
     pub(super) access: Arc<AccessControl>,
 }
 
@@ -27,14 +30,14 @@ impl Rebalancing {
             return None;
         }
         let own = self.load(shared, registry.clone());
-        let Self { tls, own_port, connections, access } = self;
+        let Self { tls, own_port, connections, budget, access } = self;
         if let Some(peers) = shared.config.peer.peers.clone() {
             let loads = Loads::new(Arc::new(DnsDial::new(peers.into(), tls, own_port)), own().instance);
             let reviewer = access.reviews().then(|| shared.upstream.clone());
             let random = SmallRng::seed_from_u64(seed());
             let own = own.clone();
             let percent = shared.config.peer.rebalance_percent;
-            let rebalancer = Rebalancer { connections, own, loads, percent, reviewer };
+            let rebalancer = Rebalancer { connections, own, loads, budget, percent, reviewer };
             let drain = shared.stops.drain.clone();
             tokio::spawn(rebalancer.run(shared.metrics.rebalance().clone(), random, drain));
         }
@@ -48,6 +51,7 @@ impl Rebalancing {
         let drain = shared.stops.drain.clone();
         Arc::new(move || Load {
             watches: connections.watches() as u64,
+            clients: connections.clients() as u64,
             is_ready: registry.readiness().0 && !drain.is_cancelled(),
             is_draining: drain.is_cancelled(),
             authorizes: access.is_answered(),

@@ -36,17 +36,20 @@ pub struct Load {
     /// A random number of the process: a replica with several addresses, such as one of each IP
     /// family, counts once.
     pub instance: u64,
+    /// Connections that have watches. 0 beside watches: the replica is of an older version, which
+    /// does not tell.
+    pub clients: u64,
 }
 
 impl From<Load> for LoadResponse {
-    fn from(Load { watches, is_ready, is_draining, authorizes, instance }: Load) -> Self {
-        Self { watches, ready: is_ready, draining: is_draining, authorizes, instance }
+    fn from(Load { watches, is_ready, is_draining, authorizes, instance, clients }: Load) -> Self {
+        Self { watches, ready: is_ready, draining: is_draining, authorizes, instance, clients }
     }
 }
 
 impl From<LoadResponse> for Load {
-    fn from(LoadResponse { watches, ready, draining, authorizes, instance }: LoadResponse) -> Self {
-        Self { watches, is_ready: ready, is_draining: draining, authorizes, instance }
+    fn from(LoadResponse { watches, ready, draining, authorizes, instance, clients }: LoadResponse) -> Self {
+        Self { watches, is_ready: ready, is_draining: draining, authorizes, instance, clients }
     }
 }
 
@@ -191,7 +194,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_replica_with_two_addresses_counts_once_and_this_one_does_not() {
-        let load = |instance, watches| Load { watches, is_ready: true, is_draining: false, authorizes: true, instance };
+        let load = |instance, watches| Load {
+            watches,
+            is_ready: true,
+            is_draining: false,
+            authorizes: true,
+            instance,
+            clients: watches / 2,
+        };
         let own = load(1, 10);
         let second = load(2, 20);
         let third = load(3, 30);
@@ -206,7 +216,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_replica_whose_kept_connection_has_ended_is_asked_over_a_new_one() {
-        let load = Load { watches: 1, is_ready: true, is_draining: false, authorizes: true, instance: 2 };
+        let load = Load { watches: 1, is_ready: true, is_draining: false, authorizes: true, instance: 2, clients: 1 };
         let mut loads = Loads::new(Arc::new(Replicas(vec![(1, Some(load))])), 1);
         for _ in 0..3 {
             assert_eq!(loads.ask().await.unwrap(), [PeerLoad::Known(load)]);

@@ -7,7 +7,7 @@
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`], [`client_info`],
-//!   [`request_caller`] and `sliced_list`: the types they share.
+//!   [`request_caller`], [`fallback_budget`] and `sliced_list`: the types they share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
@@ -20,6 +20,7 @@ pub mod admin_access;
 pub mod admin_port;
 pub mod can_i;
 pub mod client_info;
+pub mod fallback_budget;
 pub mod grpc;
 pub mod kube;
 pub mod reader;

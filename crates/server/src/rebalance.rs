@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::balance::{Balance, Change, Decision};
-use super::transport::open_connections::OpenConnections;
+use super::{fallback_budget::FallbackBudget, transport::open_connections::OpenConnections};
 
 /// About how often the replicas are asked.
 const ASK_INTERVAL: Duration = Duration::from_secs(2);
@@ -37,6 +37,8 @@ pub struct Rebalancer {
     pub own: LoadSource,
     /// The load of the other replicas.
     pub loads: Loads,
+    /// The budget of all replicas' clients.
+    pub budget: Arc<FallbackBudget>,
     /// The most that is moved in a second, in percent of the watches.
     pub percent: u32,
     /// The apiserver, which reviews callers; `None` without reviews.
@@ -61,6 +63,9 @@ impl Rebalancer {
                 warn!(%error, "the other replicas are not known, so no watches are moved (--rebalance)");
             }
             unknown &= peers.is_err();
+            if let Ok(peers) = &peers {
+                self.budget.set_other_clients(clients_of(peers));
+            }
             let own = (self.own)();
             let others = peers.ok().and_then(|peers| takers(own, &peers));
             let least = self.connections.least_movable();
@@ -98,6 +103,17 @@ fn takers(own: Load, peers: &[PeerLoad]) -> Option<Vec<u64>> {
     may_move.then(|| all[1..].iter().filter(|load| load.is_ready).map(|load| load.watches).collect())
 }
 
+/// Returns the number of the other replicas' clients. An older version tells only its watches: too
+/// many clients only make each of them slower.
+fn clients_of(peers: &[PeerLoad]) -> u64 {
+    let clients = |peer: &PeerLoad| match peer {
+        PeerLoad::Known(Load { clients: 0, watches, .. }) => *watches,
+        PeerLoad::Known(load) => load.clients,
+        PeerLoad::Unknown => 0,
+    };
+    peers.iter().map(clients).fold(0, u64::saturating_add)
+}
+
 fn log(watches: u64, Decision { share, change, .. }: Decision) {
     let share = share.round();
     match change {
@@ -124,7 +140,15 @@ mod tests {
     use super::*;
 
     fn load(watches: u64) -> Load {
-        Load { watches, is_ready: true, is_draining: false, authorizes: true, instance: 0 }
+        Load { watches, is_ready: true, is_draining: false, authorizes: true, instance: 0, clients: 0 }
+    }
+
+    #[test]
+    fn the_clients_of_all_other_replicas_share_the_budget() {
+        let told = PeerLoad::Known(Load { clients: 3, ..load(7) });
+        let older = PeerLoad::Known(load(20));
+        assert_eq!(clients_of(&[told, PeerLoad::Unknown, older]), 23);
+        assert_eq!(clients_of(&[]), 0);
     }
 
     #[test]

@@ -162,6 +162,12 @@ section! {
     /// replicas after a scale-up and no peers even them out.
     limits.connection_age_max("DURATION"): Duration = Duration::from_secs(0)
         => connection_age_max: Option<time::Duration>, wait_or_never;
+    /// Requests per second that all clients together may start at the apiserver while no kubefan
+    /// can be reached, of clients that turn to it then. Answers tell them this rate, and how many
+    /// clients share it. Lower it if the apiserver has little to spare; raise it if clients then
+    /// wait too long for their turn.
+    // A client has one start per window of clients / rate: 2,000 clients have one in 40 s.
+    limits.fallback_starts_per_second("COUNT"): u32 = 50 => fallback_starts_per_second: u32, at_least(1);
     /// Validity of a managed certificate. It is renewed after two thirds of this time.
     /// Shorten it if your rules demand shorter lives.
     tuning.tls_managed_lifetime("DURATION"): Duration, default: Duration(managed_tls::DEFAULT_LIFETIMES.certificate);

@@ -1467,6 +1467,9 @@ pub struct LoadResponse {
     /// finds itself.
     #[prost(fixed64, tag = "5")]
     pub instance: u64,
+    /// The connections that have watches. 0 beside watches: an older version, which does not tell.
+    #[prost(uint64, tag = "6")]
+    pub clients: u64,
 }
 /// TransferRequest requests one cache, and states the properties that it must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -20,6 +20,8 @@ pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc
 
 /// Start of the paths of kubefan's gRPC services.
 const SERVICES: [&str; 3] = ["/kubefan.v1alpha1.", "/grpc.health.v1.", REFLECTION];
+/// Start of the paths of the watch service.
+const WATCH_SERVICE: &str = "/kubefan.v1alpha1.WatchService/";
 /// Start of the paths of reflection, in both of its versions.
 const REFLECTION: &str = "/grpc.reflection.";
 /// The path of a watch of the health.
@@ -45,6 +47,11 @@ pub fn is_any_grpc<B>(request: &Request<B>) -> bool {
 
 fn is_of_a_service(path: &str) -> bool {
     SERVICES.iter().any(|prefix| path.starts_with(prefix))
+}
+
+/// Whether a path names a call of the watch service.
+pub fn is_of_watch_service(path: &str) -> bool {
+    path.starts_with(WATCH_SERVICE)
 }
 
 /// Whether a path names a stream whose messages come over time.

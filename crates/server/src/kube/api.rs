@@ -41,7 +41,12 @@ use super::{
     status::Failure,
     watch::DefaultTimeouts,
 };
-use crate::{reader::Reader, request_caller::RequestCaller, watch::OpenedWatch};
+use crate::{
+    fallback_budget::{FallbackBudget, KUBEFAN_FALLBACK},
+    reader::Reader,
+    request_caller::RequestCaller,
+    watch::OpenedWatch,
+};
 
 /// The Kubernetes API.
 pub struct KubeApi {
@@ -52,6 +57,7 @@ pub struct KubeApi {
     timeouts: DefaultTimeouts,
     upstream: KubeUpstream,
     guard: Option<Guard>,
+    budget: Arc<FallbackBudget>,
     audit: AuditLog,
     metrics: Arc<Metrics>,
 }
@@ -78,6 +84,7 @@ impl KubeApi {
         reader: Arc<Reader>,
         upstream: KubeUpstream,
         options: KubeApiOptions,
+        budget: Arc<FallbackBudget>,
         audit: AuditLog,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -85,7 +92,7 @@ impl KubeApi {
         let reads = CacheReads { reader, consistent_list_bytes_min, narrowed_by };
         let pages = Arc::default();
         let timeouts = DefaultTimeouts::default();
-        Self { reads, feature_gates, gzip, pages, timeouts, upstream, guard, audit, metrics }
+        Self { reads, feature_gates, gzip, pages, timeouts, upstream, guard, budget, audit, metrics }
     }
 
     /// Answers a request. A watch wakes `stream_waker` when it has something to send.
@@ -130,6 +137,9 @@ impl KubeApi {
         if let Answer::Response(response) | Answer::Forwarded(response) = &mut answer {
             put_id(id, response.headers_mut());
             put_proxy_status(response);
+            if answered_by(response) == AnsweredBy::Cache {
+                response.headers_mut().insert(KUBEFAN_FALLBACK, self.budget.value());
+            }
         }
         let (code, by) = match &answer {
             Answer::Watch(_) => (StatusCode::OK, AnsweredBy::Cache),

@@ -33,6 +33,7 @@ use tokio_tungstenite::{
 use tokio_util::sync::CancellationToken;
 
 use super::{answer::CACHE_STATUS, hop_by_hop, host::is_loopback, status::Failure, tunnel::Tunnel};
+use crate::fallback_budget::KUBEFAN_FALLBACK;
 
 /// The longest message of a client, in bytes. The apiserver reads longer ones, and discards them as
 /// well.
@@ -120,7 +121,7 @@ impl Socket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-        let copied = [CACHE_STATUS, AUDIT_ID].into_iter();
+        let copied = [CACHE_STATUS, KUBEFAN_FALLBACK, AUDIT_ID].into_iter();
         let of_response = copied.filter_map(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
         let protocol = protocol.map(|protocol| (header::SEC_WEBSOCKET_PROTOCOL, protocol));
         headers.extend(of_response.chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));

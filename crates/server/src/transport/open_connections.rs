@@ -107,6 +107,8 @@ pub struct OpenConnections {
     options: EndingOptions,
     all: Mutex<Connections>,
     watches: AtomicUsize,
+    /// Connections that have watches.
+    clients: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +123,7 @@ struct Connections {
 struct ConnectionState {
     /// Watches by [`Movable`].
     watches: [AtomicUsize; 3],
+    all_watches: AtomicUsize,
     /// The request to the connection to end.
     request: Mutex<Option<EndRequest>>,
     changed: Notify,
@@ -128,7 +131,7 @@ struct ConnectionState {
 
 impl ConnectionState {
     fn all_watches(&self) -> usize {
-        self.watches.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.all_watches.load(Ordering::Relaxed)
     }
 
     fn count(&self, movable: Movable) -> usize {
@@ -155,7 +158,9 @@ impl ConnectionState {
 impl OpenConnections {
     /// No connections yet.
     pub fn new(options: EndingOptions) -> Arc<Self> {
-        Arc::new(Self { options, all: Mutex::default(), watches: AtomicUsize::new(0) })
+        let watches = AtomicUsize::new(0);
+        let clients = AtomicUsize::new(0);
+        Arc::new(Self { options, all: Mutex::default(), watches, clients })
     }
 
     /// Adds a connection. After [`Self::drain`] it is asked to end at once.
@@ -178,6 +183,11 @@ impl OpenConnections {
     /// Watches that are open, on all connections.
     pub fn watches(&self) -> usize {
         self.watches.load(Ordering::Relaxed)
+    }
+
+    /// Connections that have watches: about as many as there are clients.
+    pub fn clients(&self) -> usize {
+        self.clients.load(Ordering::Relaxed)
     }
 
     /// Asks connections to move their watches elsewhere, of about `watches` watches together: gRPC
@@ -261,8 +271,12 @@ impl Drop for Registered {
 impl OpenConnection {
     /// Counts a watch until it is dropped.
     pub fn watch(&self, movable: Movable) -> CountedWatch {
-        self.0.state.watches[movable as usize].fetch_add(1, Ordering::Relaxed);
-        self.0.all.watches.fetch_add(1, Ordering::Relaxed);
+        let Registered { state, all, .. } = &*self.0;
+        state.watches[movable as usize].fetch_add(1, Ordering::Relaxed);
+        if state.all_watches.fetch_add(1, Ordering::Relaxed) == 0 {
+            all.clients.fetch_add(1, Ordering::Relaxed);
+        }
+        all.watches.fetch_add(1, Ordering::Relaxed);
         CountedWatch { connection: self.clone(), movable }
     }
 
@@ -309,6 +323,9 @@ impl Drop for CountedWatch {
     fn drop(&mut self) {
         let Registered { state, all, .. } = &*self.connection.0;
         state.watches[self.movable as usize].fetch_sub(1, Ordering::Relaxed);
+        if state.all_watches.fetch_sub(1, Ordering::Relaxed) == 1 {
+            all.clients.fetch_sub(1, Ordering::Relaxed);
+        }
         all.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -360,7 +377,7 @@ mod tests {
         let open: Vec<_> = [700u32, 1, 1, 98, 0, 200, 1000].map(|count| (all.open(), count)).into();
         let watches: Vec<_> =
             open.iter().flat_map(|(one, count)| (0..*count).map(|_| one.watch(Movable::Cheaply))).collect();
-        assert_eq!(all.watches(), 2000);
+        assert_eq!((all.watches(), all.clients()), (2000, 6));
         let start = Instant::now();
         all.drain();
         let mut at = Vec::new();
@@ -376,7 +393,7 @@ mod tests {
         }
         drop(open);
         drop(watches);
-        assert_eq!((all.watches(), all.lock().by_number.len()), (0, 0));
+        assert_eq!((all.watches(), all.clients(), all.lock().by_number.len()), (0, 0, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -31,7 +31,7 @@ use super::{
     tls_handshake,
     unread::Readers,
 };
-use crate::{client_info::ClientInfo, reader::Reader, subscribers::Subscribers};
+use crate::{client_info::ClientInfo, fallback_budget::FallbackBudget, reader::Reader, subscribers::Subscribers};
 
 /// The server of the data port.
 pub struct Server {
@@ -64,6 +64,11 @@ impl Server {
     /// The open connections.
     pub fn connections(&self) -> &Arc<OpenConnections> {
         &self.services.connections
+    }
+
+    /// The budget that answers tell their clients.
+    pub fn fallback_budget(&self) -> &Arc<FallbackBudget> {
+        &self.services.budget
     }
 
     /// The watches that are being sent.

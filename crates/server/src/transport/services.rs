@@ -27,6 +27,7 @@ use super::{
     unread::Readers,
 };
 use crate::{
+    fallback_budget::FallbackBudget,
     grpc::{call, service::Service, status},
     kube::{
         api::{KubeApi, KubeApiOptions},
@@ -75,6 +76,9 @@ pub struct ServerOptions {
     pub feature_gates: FeatureGates,
     /// Whether responses over HTTP are compressed for clients that accept gzip.
     pub gzip: bool,
+    /// Requests that all clients together may start at the apiserver per second while kubefan is
+    /// away.
+    pub fallback_starts_per_second: u32,
     /// Proxies whose `X-Forwarded-For` names their clients.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.
@@ -121,6 +125,8 @@ pub struct Services {
     pub audit: AuditLog,
     /// The open connections.
     pub connections: Arc<OpenConnections>,
+    /// The budget that answers tell their clients.
+    pub budget: Arc<FallbackBudget>,
     /// Cancelled when no more requests are taken and every stream must end.
     pub drain: CancellationToken,
 }
@@ -150,16 +156,19 @@ impl Services {
         };
         let calls_pending = metrics.calls_pending();
         let grpc = Service::new(reader.clone(), metrics.clone());
-        let kube = KubeApi::new(reader.clone(), upstream, kube_options, audit.clone(), metrics);
+        let connections = OpenConnections::new(options.ending);
+        let counted = connections.clone();
+        let own_clients = Arc::new(move || counted.clients());
+        let budget = Arc::new(FallbackBudget::new(own_clients, options.fallback_starts_per_second));
+        let kube = KubeApi::new(reader.clone(), upstream, kube_options, budget.clone(), audit.clone(), metrics);
         let routed = WatchServiceServer::new(grpc.clone()).max_decoding_message_size(options.message_bytes_max);
         let router = others.add_service(routed).into_axum_router();
         let replace_status = MapResponseLayer::new(status::replace_library_status);
         let router = router.fallback(not_found).layer(replace_status).with_state(());
         let pending = PendingCalls::new(options.calls_pending_max, calls_pending);
-        let connections = OpenConnections::new(options.ending);
         let readers = Readers::new();
         let discards = DiscardPlaces::default();
-        Self { reader, grpc, kube, router, options, pending, readers, discards, audit, connections, drain }
+        Self { reader, grpc, kube, router, options, pending, readers, discards, audit, connections, budget, drain }
     }
 }
 

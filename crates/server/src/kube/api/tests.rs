@@ -64,6 +64,10 @@ fn forwarder(credentials: Credentials) -> Arc<Forwarder> {
     Arc::new(Forwarder::new(upstream, options, 1, Arc::new(Metrics::new(Registry::new()).unwrap())))
 }
 
+fn budget() -> Arc<FallbackBudget> {
+    Arc::new(FallbackBudget::new(Arc::new(|| 3), 50))
+}
+
 /// Returns the server that answers, and the status.
 async fn answered(world: World, request: Request<Body>, options: KubeApiOptions, is_passed_through: bool) -> String {
     let catalog = OneCache::new();
@@ -77,15 +81,16 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
     let _places = matches!(world, Busy).then(|| (reader.admit_read(holder), reader.admit_stream(holder)));
     let upstream = KubeUpstream { forwarder: is_passed_through.then(|| forwarder(Credentials::Caller)), origins: None };
     let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
-    let api = KubeApi::new(reader, upstream, options, AuditLog::default(), metrics);
+    let api = KubeApi::new(reader, upstream, options, budget(), AuditLog::default(), metrics);
     let waker = StreamWaker::new(&ConnectionWaker::new(), 1);
     match api.answer(request, waker).await {
         Answer::Watch(_) => "watch".to_owned(),
         Answer::Response(response) | Answer::Forwarded(response) => {
             let is_named = response.headers().contains_key(PROXY_STATUS);
+            let told = response.headers().get(KUBEFAN_FALLBACK);
             let by = match response.extensions().get::<FromUpstream>() {
                 Some(_) => {
-                    assert!(!is_named, "upstream has answered");
+                    assert!(!is_named && told.is_none(), "upstream has answered");
                     assert_eq!(response.headers()[CACHE_STATUS], "kubefan; fwd=bypass");
                     return "upstream".to_owned();
                 }
@@ -99,6 +104,8 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
                 _ => about_the_request.contains(&&*answer),
             };
             assert_eq!(is_named, !is_answer, "{answer}: an error of kubefan is named, and an answer is not");
+            let expected = (by == "cache" && is_answer).then_some("clients=3, rate=50");
+            assert_eq!(told.map(|value| value.to_str().unwrap()), expected, "{answer}");
             answer
         }
     }
@@ -303,7 +310,8 @@ async fn a_forwarded_read_costs_one_review_of_its_token() {
     catalog.list_objects(430, &[POD]);
     let upstream = KubeUpstream { forwarder: Some(forwarder(Credentials::Impersonate)), origins: None };
     let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
-    let api = KubeApi::new(catalog.reader_for(access), upstream, options("", &[]), AuditLog::default(), metrics);
+    let reader = catalog.reader_for(access);
+    let api = KubeApi::new(reader, upstream, options("", &[]), budget(), AuditLog::default(), metrics);
     let request = Request::get("/api/v1/pods").header("authorization", "Bearer x").body(Body::empty()).unwrap();
     let answer = api.answer(request, StreamWaker::new(&ConnectionWaker::new(), 1)).await;
     let Answer::Response(response) = answer else { panic!("a list has one response") };

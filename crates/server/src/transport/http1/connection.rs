@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     client_info::ClientInfo,
+    fallback_budget::KUBEFAN_FALLBACK,
     grpc::call,
     kube::{
         answer::{Answer, FromUpstream},
@@ -176,7 +177,11 @@ async fn respond(
     let response = match answer {
         Answer::Forwarded(response) => return response,
         Answer::Response(response) => response,
-        Answer::Watch(opened) => WatchBody::response(*opened, connection_waker, stall_timeout, &open, needs),
+        Answer::Watch(opened) => {
+            let mut response = WatchBody::response(*opened, connection_waker, stall_timeout, &open, needs);
+            response.headers_mut().insert(KUBEFAN_FALLBACK, services.budget.value());
+            response
+        }
     };
     match socket {
         // If the watch was refused, the response stays as it is.

@@ -26,6 +26,7 @@ use tower::Service;
 
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
+    fallback_budget::KUBEFAN_FALLBACK,
     grpc::{audited, call, status},
     transport::{
         limits::BATCH_BYTES_MAX,
@@ -143,6 +144,7 @@ pub async fn serve_router(
 ) {
     let deadline_at = call::deadline_at(request.headers());
     let is_stream = call::is_stream(request.uri().path());
+    let is_of_watch_service = call::is_of_watch_service(request.uri().path());
     let ends_with_drain = call::is_reflection(request.uri().path());
     let _place = match is_stream.then(|| services.grpc.admit_stream(holder)).transpose() {
         Ok(place) => place,
@@ -174,6 +176,10 @@ pub async fn serve_router(
         Err(not_recorded) => status::not_recorded(not_recorded).into_http(),
     };
     put_id(id, response.headers_mut());
+    let is_refused = response.extensions().get::<Status>().is_some();
+    if is_of_watch_service && !is_refused {
+        response.headers_mut().insert(KUBEFAN_FALLBACK, services.budget.value());
+    }
     let limits = ResponseLimits { deadline_at, stall_timeout: Some(services.options.snapshot_stall_timeout) };
     self::respond(response, respond, limits, OnCutOff::GrpcStatus, &services.readers, ended).await;
 }
