@@ -335,4 +335,4 @@ fn answered_by(response: &Response<Body>) -> AnsweredBy {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -54,6 +54,11 @@ pub const PASS_BYTES_MAX: usize = 256 << 10;
 /// client that reads a megabyte per stall timeout is never mistaken for a stopped one.
 pub const PROGRESS_BYTES_MIN: usize = 16 << 10;
 
+/// Time for which a watch over HTTP stays open after its state, before it ends only so that its
+/// client comes back. client-go takes a watch that ends within a second and without an event for a
+/// failure, and lists again.
+pub const WATCH_AGE_MIN: Duration = Duration::from_secs(2);
+
 /// The length of the accept queue; Linux uses `net.core.somaxconn` if that is less. After a restart
 /// every subscriber reconnects at once. A connection that finds the queue full (usually 128) is
 /// dropped, or reset when it first sends something.

@@ -26,6 +26,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use super::limits::WATCH_AGE_MIN;
 use crate::watch::Movable;
 
 /// The least watches that end per second of a drain, so that a drain of few watches is short.
@@ -124,6 +125,8 @@ struct ConnectionState {
     /// Watches by [`Movable`].
     watches: [AtomicUsize; 3],
     all_watches: AtomicUsize,
+    /// Start of the youngest watch over HTTP.
+    youngest: Mutex<Option<Instant>>,
     /// The request to the connection to end.
     request: Mutex<Option<EndRequest>>,
     changed: Notify,
@@ -139,9 +142,11 @@ impl ConnectionState {
     }
 
     /// Returns how many watches would move with the connection. `None` if it has none, or one that
-    /// cannot move, or if it is asked to end already.
-    fn movable_watches(&self) -> Option<usize> {
-        let can_move = self.count(Movable::No) == 0 && self.request().is_none();
+    /// cannot move or not yet, or if it is asked to end already.
+    fn movable_watches(&self, now: Instant) -> Option<usize> {
+        let youngest = *self.youngest.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_too_young = youngest.is_some_and(|at| now < at + WATCH_AGE_MIN);
+        let can_move = self.count(Movable::No) == 0 && self.request().is_none() && !is_too_young;
         Some(self.all_watches()).filter(|count| can_move && *count > 0)
     }
 
@@ -199,7 +204,7 @@ impl OpenConnections {
         let now = Instant::now();
         let mut movable: Vec<(bool, u64, usize, &ConnectionState)> = Vec::new();
         for (number, state) in &all.by_number {
-            if let Some(count) = state.movable_watches() {
+            if let Some(count) = state.movable_watches(now) {
                 movable.push((state.count(Movable::ByBookmark) > 0, *number, count, state));
             }
         }
@@ -218,7 +223,8 @@ impl OpenConnections {
 
     /// The fewest watches on a connection that can move; `None` if no connection can.
     pub fn least_movable(&self) -> Option<usize> {
-        self.lock().by_number.values().filter_map(|state| state.movable_watches()).min()
+        let now = Instant::now();
+        self.lock().by_number.values().filter_map(|state| state.movable_watches(now)).min()
     }
 
     /// Ends all connections, also those that open later. Gives each its turn, in mixed order, so
@@ -273,6 +279,9 @@ impl OpenConnection {
     pub fn watch(&self, movable: Movable) -> CountedWatch {
         let Registered { state, all, .. } = &*self.0;
         state.watches[movable as usize].fetch_add(1, Ordering::Relaxed);
+        if movable == Movable::ByBookmark {
+            *state.youngest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
         if state.all_watches.fetch_add(1, Ordering::Relaxed) == 0 {
             all.clients.fetch_add(1, Ordering::Relaxed);
         }
@@ -358,7 +367,7 @@ impl EndRequests {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::timeout;
+    use tokio::time::{advance, timeout};
 
     use super::*;
 
@@ -455,6 +464,7 @@ mod tests {
             let numbers = (0..8).filter(|n| all.lock().by_number[&(n + 1)].request().is_some());
             numbers.collect::<Vec<u64>>()
         };
+        advance(WATCH_AGE_MIN).await;
         assert_eq!((all.rebalance(0), all.least_movable()), (vec![], Some(1)));
         assert_eq!(all.rebalance(3), [1, 1, 1]);
         assert_eq!(asked(&all), [3, 4, 5]);
@@ -465,5 +475,19 @@ mod tests {
         assert_eq!((all.rebalance(1000), all.least_movable()), (vec![], None), "one cannot move");
         let request = open[0].end_requests().next().await;
         assert_eq!(request.reason, EndReason::Rebalanced);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_does_not_move_while_a_watch_over_http_is_new() {
+        let all = OpenConnections::new(EndingOptions::default());
+        let open = all.open();
+        let _old = open.watch(Movable::ByBookmark);
+        advance(WATCH_AGE_MIN).await;
+        assert_eq!(all.least_movable(), Some(1));
+        let _new = open.watch(Movable::ByBookmark);
+        assert_eq!((all.least_movable(), all.rebalance(10)), (None, vec![]));
+        advance(WATCH_AGE_MIN).await;
+        let _of_grpc = open.watch(Movable::Cheaply);
+        assert_eq!(all.rebalance(10), [3], "gRPC resumes from memory");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kubefan_cache::StreamEnd;
 use tokio::time::Instant;
 
-use super::limits::{PROGRESS_BYTES_MIN, time_for};
+use super::limits::{PROGRESS_BYTES_MIN, WATCH_AGE_MIN, time_for};
 
 /// Time before its timeout at which a watch over HTTP is sent a last bookmark, as the apiserver
 /// does.
@@ -35,6 +35,8 @@ pub struct WatchTimers {
     /// Start of the backlog, and bytes sent of it.
     backlog_start: Instant,
     backlog_bytes: usize,
+    /// End of the last backlog, or start of the watch.
+    state_sent_at: Instant,
 }
 
 /// The timer that is due.
@@ -77,6 +79,7 @@ impl WatchTimers {
             window_bytes,
             backlog_start: last_sent,
             backlog_bytes: 0,
+            state_sent_at: last_sent,
         }
     }
 
@@ -88,12 +91,20 @@ impl WatchTimers {
         if in_backlog && !self.in_backlog {
             self.begin_backlog(now);
         }
+        if self.in_backlog && !in_backlog {
+            self.state_sent_at = now;
+        }
         self.in_backlog = in_backlog;
         self.backlog_bytes = self.backlog_bytes.saturating_add(bytes);
         if self.window_bytes >= PROGRESS_BYTES_MIN {
             self.window_start = now;
             self.window_bytes = 0;
         }
+    }
+
+    /// Time from which a watch over HTTP may end only so that its client comes back.
+    pub fn may_move_at(&self) -> Instant {
+        self.state_sent_at + WATCH_AGE_MIN
     }
 
     /// Records that a backlog has begun. Nothing of it was sent yet.
@@ -180,6 +191,19 @@ mod tests {
         assert_eq!(timers.tick(at(8), false), Due::Bookmark);
         assert_eq!(timers.due_at(at(8), false), at(10));
         assert_eq!(timers.tick(at(10), false), Due::End(StreamEnd::Timeout));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_may_move_a_while_after_its_state_was_sent() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut timers = WatchTimers::new(None, None, None, STALL, true);
+        assert_eq!(timers.may_move_at(), now + WATCH_AGE_MIN, "a watch without a state");
+        timers.begin_backlog(now);
+        timers.sent(at(5), 100, true);
+        timers.sent(at(9), 100, false);
+        timers.sent(at(20), 100, false);
+        assert_eq!(timers.may_move_at(), at(9) + WATCH_AGE_MIN);
     }
 
     #[tokio::test(start_paused = true)]

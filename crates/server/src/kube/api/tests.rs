@@ -68,6 +68,21 @@ fn budget() -> Arc<FallbackBudget> {
     Arc::new(FallbackBudget::new(Arc::new(|| 3), 50))
 }
 
+/// Opens a watch with bookmarks from version 430 on, of a cache with one pod at that version.
+pub(crate) async fn opened_watch(query: &str, waker: &Arc<ConnectionWaker>) -> OpenedWatch {
+    let catalog = OneCache::new();
+    catalog.list_objects(430, &[POD]);
+    let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
+    let upstream = KubeUpstream::default();
+    let api = KubeApi::new(catalog.reader(), upstream, options("", &[]), budget(), AuditLog::default(), metrics);
+    let path = format!("/api/v1/pods?watch=1&allowWatchBookmarks=true&resourceVersion=430{query}");
+    let request = Request::get(path).body(Body::empty()).unwrap();
+    match api.answer(request, StreamWaker::new(waker, 1)).await {
+        Answer::Watch(opened) => *opened,
+        Answer::Response(response) | Answer::Forwarded(response) => panic!("{}", response.status()),
+    }
+}
+
 /// Returns the server that answers, and the status.
 async fn answered(world: World, request: Request<Body>, options: KubeApiOptions, is_passed_through: bool) -> String {
     let catalog = OneCache::new();

@@ -35,7 +35,7 @@ pub struct WatchBody {
     timers: WatchTimers,
     timer: Pin<Box<Sleep>>,
     end_requests: EndRequests,
-    /// Reason to end the watch as soon as it is current.
+    /// Reason to end the watch as soon as it is current and not new.
     ending: Option<EndReason>,
     _counted: CountedWatch,
     needs: ResponseNeeds,
@@ -52,6 +52,20 @@ impl WatchBody {
     ) -> Response<axum::body::Body> {
         let headers = WatchHeaders::of(&opened, opened.protocol.media());
         let id = opened.record.id();
+        let watch = Self::new(opened, connection_waker, stall_timeout, open, needs);
+        let mut response = Response::new(axum::body::Body::new(watch));
+        headers.put(response.headers_mut());
+        put_id(id, response.headers_mut());
+        response
+    }
+
+    fn new(
+        opened: OpenedWatch,
+        connection_waker: Arc<ConnectionWaker>,
+        stall_timeout: Duration,
+        open: &OpenConnection,
+        needs: ResponseNeeds,
+    ) -> Self {
         let mut timers = WatchTimers::new(opened.bookmark_interval, opened.timeout_at, None, stall_timeout, true);
         if opened.subscription.in_backlog() {
             timers.begin_backlog(Instant::now());
@@ -60,12 +74,7 @@ impl WatchBody {
         let end_requests = open.end_requests();
         let counted = open.watch(opened.movable());
         let opened = Some(opened);
-        let watch =
-            Self { opened, connection_waker, timers, timer, end_requests, ending: None, _counted: counted, needs };
-        let mut response = Response::new(axum::body::Body::new(watch));
-        headers.put(response.headers_mut());
-        put_id(id, response.headers_mut());
-        response
+        Self { opened, connection_waker, timers, timer, end_requests, ending: None, _counted: counted, needs }
     }
 
     /// Ends the subscription. Returns the last bytes of the body, if there are any: the ERROR event
@@ -98,6 +107,8 @@ impl WatchBody {
             // A backlog pins state. After it, a watch that is not read fills the kernel's buffers.
             let in_backlog = opened.subscription.in_backlog();
             self.needs.pace(if in_backlog { Pace::Pinning } else { Pace::Live });
+            let may_move_at = self.ending.map(|_| self.timers.may_move_at());
+            let may_move = may_move_at.is_some_and(|at| at <= Instant::now());
             match opened.subscription.take(BATCH_BYTES_MAX) {
                 Ok(Some(mut pieces)) => {
                     let remaining = pieces.remaining();
@@ -108,7 +119,7 @@ impl WatchBody {
                     return Poll::Ready(Some(pieces.copy_to_bytes(remaining)));
                 }
                 // Its client has everything, and a last bookmark says so.
-                Ok(None) if self.ending.is_some() && !opened.subscription.is_behind() => {
+                Ok(None) if may_move && !opened.subscription.is_behind() => {
                     return Poll::Ready(match opened.subscription.bookmark() {
                         Some(mut bookmark) => {
                             let remaining = bookmark.remaining();
@@ -132,7 +143,8 @@ impl WatchBody {
                 Due::Nothing => {}
             }
             let due_at = self.timers.due_at(now, opened.subscription.in_backlog());
-            self.timer.as_mut().reset(due_at);
+            let move_at = may_move_at.filter(|at| *at > now);
+            self.timer.as_mut().reset(move_at.map_or(due_at, |at| at.min(due_at)));
             if self.timer.poll_unpin(cx).is_pending() {
                 return Poll::Pending;
             }
@@ -146,5 +158,48 @@ impl Body for WatchBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         self.poll_data(cx).map(|data| data.map(|data| Ok(Frame::data(data))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+    use crate::{
+        kube::api::tests::opened_watch,
+        transport::{
+            limits::WATCH_AGE_MIN,
+            open_connections::{EndingOptions, OpenConnections},
+        },
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_moves_ends_some_time_after_its_state() {
+        for state in ["", "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
+            let all = OpenConnections::new(EndingOptions::default());
+            let waker = ConnectionWaker::new();
+            let opened = opened_watch(state, &waker).await;
+            let stall_timeout = Duration::from_secs(30);
+            let mut watch = WatchBody::new(opened, waker, stall_timeout, &all.open(), ResponseNeeds::default());
+            watch.ending = Some(EndReason::Rebalanced);
+            let start = Instant::now();
+            while poll_fn(|cx| watch.poll_data(cx)).await.is_some() {}
+            let elapsed = start.elapsed();
+            assert!(elapsed >= WATCH_AGE_MIN && elapsed < 2 * WATCH_AGE_MIN, "{state}: {elapsed:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_watch_ends_at_once_at_a_drain() {
+        let all = OpenConnections::new(EndingOptions::default());
+        let waker = ConnectionWaker::new();
+        let opened = opened_watch("", &waker).await;
+        let stall_timeout = Duration::from_secs(30);
+        let mut watch = WatchBody::new(opened, waker, stall_timeout, &all.open(), ResponseNeeds::default());
+        let start = Instant::now();
+        all.drain();
+        assert_eq!(poll_fn(|cx| watch.poll_data(cx)).await, None);
+        assert!(start.elapsed() < WATCH_AGE_MIN);
     }
 }

@@ -202,19 +202,27 @@ impl WatchStream {
     }
 
     /// Ends a watch that was asked to end, or looks again later: at a drain at once, otherwise when
-    /// it is current, so that its client resumes from memory. A last bookmark carries the version
-    /// to the client.
+    /// it is current, so that its client resumes from memory, and over HTTP not right after its
+    /// state. A last bookmark carries the version to the client.
     fn asked_end(&mut self, now: Instant) -> Option<StreamEnd> {
         let (_, reason) = self.ending.filter(|(at, _)| *at <= now)?;
         let is_current = !self.stalled && !self.opened.subscription.is_behind();
-        if !is_current && reason != EndReason::Draining {
-            self.ending = Some((now + END_RETRY_INTERVAL, reason));
+        let again_at = if is_current { self.may_move_at(now) } else { now + END_RETRY_INTERVAL };
+        if again_at > now && reason != EndReason::Draining {
+            self.ending = Some((again_at, reason));
             return None;
         }
         if is_current && (self.opened.bookmark_interval.is_some() || self.opened.protocol == WatchProtocol::Grpc) {
             self.send_bookmark();
         }
         Some(reason.stream_end())
+    }
+
+    fn may_move_at(&self, now: Instant) -> Instant {
+        match self.opened.protocol {
+            WatchProtocol::Grpc => now,
+            WatchProtocol::Kube(_) => self.timers.may_move_at(),
+        }
     }
 
     /// Handles the timers that are due. Returns a reason if the watch ends.
@@ -293,6 +301,62 @@ impl Wake for Http2Waker {
         self.registered.store(false, Ordering::Relaxed);
         if !self.muted.load(Ordering::Relaxed) {
             self.connection_waker.mark_ready(self.stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::{
+        kube::api::tests::opened_watch,
+        transport::{
+            limits::WATCH_AGE_MIN,
+            open_connections::{EndingOptions, OpenConnections},
+        },
+    };
+
+    const STALL: Duration = Duration::from_secs(30);
+
+    /// A stream of a connection whose client takes everything.
+    async fn send_stream() -> SendStream<Payload> {
+        let (near, far) = duplex(64 << 10);
+        tokio::spawn(async move {
+            let (mut send, http2) = h2::client::handshake(far).await.unwrap();
+            tokio::spawn(http2);
+            let (answer, _body) = send.send_request(Request::new(()), true).unwrap();
+            let _answer = answer.await;
+            std::future::pending::<()>().await;
+        });
+        let mut http2 = h2::server::Builder::new().handshake::<_, Payload>(near).await.unwrap();
+        let (_, mut respond) = http2.accept().await.unwrap().unwrap();
+        let send = respond.send_response(Response::new(()), false).unwrap();
+        tokio::spawn(async move { while http2.accept().await.is_some() {} });
+        send
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_ends_some_time_after_its_state_and_at_once_at_a_drain() {
+        let all = OpenConnections::new(EndingOptions::default());
+        for state in ["", "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"] {
+            let waker = ConnectionWaker::new();
+            let opened = opened_watch(state, &waker).await;
+            let send = send_stream().await;
+            let mut stream = WatchStream::new(opened, send, &all.open(), &waker, None, STALL);
+            let sent = Instant::now() + Duration::from_millis(500);
+            let mut budget = BATCH_BYTES_MAX;
+            assert!(matches!(stream.turn(sent, &mut budget, &Readers::new()), Turn::Waits), "{state}");
+            let start = if state.is_empty() { Instant::now() } else { sent };
+            stream.end_from(sent, EndReason::Rebalanced);
+            assert!(stream.tick(sent).is_none(), "{state}");
+            assert_eq!(stream.due_at(sent), start + WATCH_AGE_MIN, "{state}");
+            stream.end_from(sent, EndReason::Draining);
+            assert!(matches!(stream.tick(sent), Some(StreamEnd::Draining)), "{state}");
+            stream.end_from(sent, EndReason::Rebalanced);
+            assert!(matches!(stream.tick(start + WATCH_AGE_MIN), Some(StreamEnd::Rebalanced)), "{state}");
         }
     }
 }
