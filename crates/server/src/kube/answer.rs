@@ -3,7 +3,10 @@
 use std::{pin::pin, sync::Arc};
 
 use axum::body::Body;
-use futures::{StreamExt, future::select};
+use futures::{
+    StreamExt,
+    future::{ready, select},
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use kubefan_cache::warnings::Warnings;
 use kubefan_model::{Media, format::ContentCoding};
@@ -95,6 +98,9 @@ pub fn failure_media(headers: &HeaderMap) -> Media {
 /// Ends a forwarded watch at a drain, because its client then reconnects to another replica, and at
 /// a change of the mode of its resource. A websocket is cut off without a close frame, because
 /// kubefan does not read its messages. A refusal stays as it is: its body has the reason.
+///
+/// A watch that upstream breaks off ends as at its timeout, where that is possible. Then its client
+/// resumes from its version, also if the last event is incomplete. After an error it would list.
 pub(super) fn forwarded_watch(
     mut response: Response<Body>,
     drain: &CancellationToken,
@@ -114,17 +120,34 @@ pub(super) fn forwarded_watch(
         }
     };
     let Some(tunnel) = tunnel else {
-        return response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ends))));
+        let can_end_early = can_end_early(response.headers());
+        return response.map(|body| {
+            let chunks = body.into_data_stream().take_until(Box::pin(ends));
+            Body::from_stream(chunks.take_while(move |chunk| {
+                let error = chunk.as_ref().err().filter(|_| can_end_early);
+                if let Some(error) = error {
+                    tracing::debug!(%error, "upstream broke off a forwarded watch");
+                }
+                ready(error.is_none())
+            }))
+        });
     };
     tunnel.end_when(ends);
     response
+}
+
+/// Whether a body may end at any byte: not if it is compressed, because its decoder needs the rest,
+/// and not if its length was told.
+fn can_end_early(headers: &HeaderMap) -> bool {
+    let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    headers.get_all(header::CONTENT_ENCODING).iter().all(is_plain) && !headers.contains_key(header::CONTENT_LENGTH)
 }
 
 #[cfg(test)]
 mod tests {
     use std::future::pending;
 
-    use futures::FutureExt;
+    use futures::{FutureExt, stream};
     use http::StatusCode;
     use http_body_util::BodyExt;
     use kubefan_access::{
@@ -147,6 +170,28 @@ mod tests {
         assert_eq!(sent(StatusCode::OK).await, "", "its client reconnects to another replica");
         assert_eq!(sent(StatusCode::SERVICE_UNAVAILABLE).await, "{}");
         assert_eq!(sent(StatusCode::GONE).await, "{}");
+    }
+
+    #[tokio::test]
+    async fn a_forwarded_watch_that_breaks_ends_so_that_its_client_resumes_if_its_body_may_end_there() {
+        let event = "{\"type\":\"ADDED\"}\n";
+        for (name, value, is_clean) in [
+            ("content-type", "application/json", true),
+            ("content-encoding", "identity", true),
+            ("content-encoding", "gzip", false),
+            ("content-length", "1000", false),
+        ] {
+            let broken = stream::iter([Ok(event), Err("the connection broke"), Ok("never")]);
+            let mut response = Response::new(Body::from_stream(broken));
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+            let mut body = forwarded_watch(response, &CancellationToken::new(), None).into_body();
+            let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(first, event, "{name}: {value}");
+            match body.frame().await {
+                None => assert!(is_clean, "{name}: {value}"),
+                Some(frame) => assert!(frame.is_err() && !is_clean, "{name}: {value}"),
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]
