@@ -103,6 +103,7 @@ impl Informer {
         let reflector = context.reflector_for(&served, WatchPurpose::Standing);
         let random = context.generator();
         let retry = Retry::new(context.source.http().cloned(), context.generator());
+        let retry = retry.with_replicas(context.source.is_kubefan());
         Self {
             writer: CacheWriter::new(context.cache_compression),
             context,

@@ -42,11 +42,11 @@ impl ConnectionLimits {
     };
     /// For another kubefan. A machine that loses power answers nothing, also no new connection that
     /// a Service still leads to it, and a replica on another machine can take over at once. There
-    /// are few such connections, so the checks cost nothing.
+    /// are few such connections, so the checks cost nothing. Readers wait for the sum of the three.
     pub const KUBEFAN: Self = Self {
-        connect_timeout: Duration::from_secs(3),
-        ping_interval: Duration::from_secs(3),
-        ping_timeout: Duration::from_secs(3),
+        connect_timeout: Duration::from_secs(1),
+        ping_interval: Duration::from_secs(1),
+        ping_timeout: Duration::from_millis(1500),
     };
 }
 
