@@ -26,7 +26,7 @@ tests! {
         kubefan_runs_with_the_flags_and_the_role_of_three_lists, a_node_reads_through_the_cluster_form,
         no_variant_is_insecure_or_gives_a_pod_the_key_of_the_ca, the_policy_admits_pods_and_the_networks_of_the_nodes,
         the_policy_lets_kubefan_connect_to_what_the_values_name, a_changed_setting_restarts_pods_if_it_must,
-        modes_do_not_cut_off_the_pods_of_the_nodes;
+        modes_do_not_cut_off_the_pods_of_the_nodes, a_node_without_a_network_of_pods_reads_from_the_apiserver;
     apiserver large: kubefan_runs_with_the_newest_release;
 }
 
@@ -38,6 +38,15 @@ const VARIANTS: &[Variant] = &[
     ("the node form", &["--set=node.enabled=true"]),
     ("the node form for older servers", &["--set=node.enabled=true,node.sameNode=InternalTrafficPolicy"]),
     ("a socket on the host", &["--set=node.enabled=true,node.hostSocket.enabled=true"]),
+    ("nodes without a network", &[BOOTSTRAP]),
+    (
+        "nodes without a network, in front of the cluster form",
+        &[
+            BOOTSTRAP,
+            "--set=node.bootstrap.upstream=10.0.0.9:7443,node.bootstrap.port=17443,node.bootstrap.adminPort=17444",
+            "--set-json=node.bootstrap.hostAliases=[{\"ip\":\"10.0.0.1\",\"hostnames\":[\"kubernetes\"]}]",
+        ],
+    ),
     ("two namespaces", &["--set=namespaces={chart-a,chart-b}", "--set-json=resources=[{\"name\":\"pods\"}]"]),
     (
         "two namespaces without ClusterRoles",
@@ -93,6 +102,10 @@ const VARIANTS: &[Variant] = &[
         ],
     ),
 ];
+
+/// The node form for clients that bring the network.
+const BOOTSTRAP: &str =
+    "--set=node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=apiserver.example.com";
 
 /// The CAs of the cluster's client certificates.
 const CLIENT_CAS: &str = "configmaps/extension-apiserver-authentication";
@@ -310,6 +323,36 @@ async fn a_node_reads_through_the_cluster_form() {
     let keys: Vec<_> =
         tls["secret"]["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
     assert_eq!(keys, ["tls.crt", "tls.key"]);
+}
+
+/// The kubefan of a node that network agents read from: nothing that it uses needs them.
+async fn a_node_without_a_network_of_pods_reads_from_the_apiserver() {
+    let api = ApiServer::shared().await;
+    let namespace = api.namespace("chart").await;
+    let tolerations = r#"--set-json=node.tolerations=[{"key":"gpu","operator":"Exists"}]"#;
+    let text = helm::template(&namespace, &namespace, &[BOOTSTRAP, tolerations]).await;
+    apply(&api, &text, &[]).await;
+    let node = format!("{namespace}-kubefan-node");
+    let rendered = objects(&text);
+    let daemon_set = named(&rendered, "DaemonSet", &node);
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    assert_eq!(pod["hostNetwork"], true);
+    assert_eq!((&pod["dnsPolicy"], &pod["priorityClassName"]), (&json!("Default"), &json!("system-node-critical")));
+    let taints = ["gpu", "node.kubernetes.io/not-ready", "node.kubernetes.io/network-unavailable"];
+    assert_eq!(pod["tolerations"], json!(taints.map(|key| json!({ "key": key, "operator": "Exists" }))));
+    let container = containers(daemon_set)[0].to_string();
+    assert!(container.contains("apiserver.example.com"), "{container}");
+    for service in rendered.iter().filter(|object| object["kind"] == "Service") {
+        let name = service["metadata"]["name"].as_str().unwrap();
+        for address in [format!("https://{name}"), format!("{name}.{namespace}.svc")] {
+            assert!(!container.contains(&address), "{address}: {container}");
+        }
+    }
+    let kubeconfig = api.kubeconfig_with_token(&node, &token(&api, &namespace, &node).await);
+    let dir = tempfile::tempdir().unwrap();
+    let kubefan = start(&api, &kubeconfig, &flags(daemon_set, &rendered, dir.path())).await;
+    let (_, verbose) = kubefan.admin("/readyz?verbose").await.unwrap();
+    assert!(verbose.contains("[+]pods synced") && !verbose.contains("[-]"), "{verbose}");
 }
 
 /// A kubelet may read the whole Secret of a pod on its node, whichever keys the pod mounts.

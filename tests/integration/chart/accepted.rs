@@ -1,6 +1,7 @@
 //! Real apiservers of several releases accept everything that the chart and the overlays make: they
 //! know every field, also in the kinds of other projects, whose own CRDs are loaded. Their pods
-//! meet the restricted standard, but for the socket on the host, and helm installs each form.
+//! meet the restricted standard, but for the socket and the network of the host, and helm installs
+//! each form.
 
 use std::path::{Path, PathBuf};
 
@@ -120,20 +121,27 @@ pub(crate) fn variables_are_defined_before_their_use(what: &str, objects: &[Valu
 }
 
 /// The apiserver takes the pods of all workloads, as their controllers would create them, into a
-/// namespace that enforces the restricted standard; but none with a socket on the host.
+/// namespace that enforces the restricted standard; but none with a socket on the host or in its
+/// network.
 async fn pods_are_restricted(api: &ApiServer, what: &str, objects: &[Value]) {
     for workload in objects.iter().filter(|object| !containers(object).is_empty()) {
         let mut pod = workload["spec"]["template"].clone();
         pod["metadata"]["name"] = json!("as-the-controller-makes-it");
         let volumes = pod["spec"]["volumes"].as_array();
-        let on_the_host = volumes.is_some_and(|volumes| volumes.iter().any(|volume| !volume["hostPath"].is_null()));
+        let has_socket = volumes.is_some_and(|volumes| volumes.iter().any(|volume| !volume["hostPath"].is_null()));
+        let has_network = pod["spec"]["hostNetwork"] == true;
+        let on_the_host = has_socket || has_network;
         let pods = "/api/v1/namespaces/chart/pods?dryRun=All";
         let (status, answer) = api.request(Method::POST, pods, Some(("application/json", &pod))).await;
         let wanted = if on_the_host { StatusCode::FORBIDDEN } else { StatusCode::CREATED };
         assert_eq!(status, wanted, "{what}: {answer}");
-        if on_the_host {
-            assert!(what.contains("a socket on the host"), "{what}");
-            assert!(answer["message"].as_str().unwrap().contains("hostPath"), "{what}: {answer}");
+        for (is_used, field, variant) in
+            [(has_socket, "hostPath", "a socket on the host"), (has_network, "hostNetwork", "nodes without a network")]
+        {
+            if is_used {
+                assert!(what.contains(variant), "{what}");
+                assert!(answer["message"].as_str().unwrap().contains(field), "{what}: {answer}");
+            }
         }
     }
 }

@@ -33,6 +33,12 @@ const WRONG: &[(&str, &str)] = &[
     ("--set=service.port=99999", "at '/service/port': maximum: got 99,999, want 65,535"),
     ("--set=node.hostSocket.path=run", "at '/node/hostSocket/path': 'run' does not match pattern '^/.+'"),
     (
+        "--set=node.bootstrap.k8sServiceHost=https://10.0.0.1",
+        "at '/node/bootstrap/k8sServiceHost': 'https://10.0.0.1' does not match pattern",
+    ),
+    ("--set=node.bootstrap.k8sServiceHost=10.0.0.1:6443", "'10.0.0.1:6443' does not match pattern"),
+    ("--set=node.bootstrap.upstream=10.0.0.9", "at '/node/bootstrap/upstream': '10.0.0.9' does not match pattern"),
+    (
         "--set=access=local",
         "at '/access': value must be one of 'authorized', 'authorized-cache-only', 'authorized-impersonate'",
     ),
@@ -98,6 +104,29 @@ const CONTRADICTIONS: &[(&str, &str)] = &[
     (
         "node.enabled=true,node.hostSocket.enabled=true,admin.authorization=true",
         "admin.authorization needs TLS, which the pods of the nodes do not have",
+    ),
+    ("node.bootstrap.enabled=true", "node.bootstrap.enabled needs node.enabled"),
+    ("node.enabled=true,node.bootstrap.enabled=true", "node.bootstrap.enabled needs node.bootstrap.k8sServiceHost"),
+    (
+        "node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=kubernetes.default.svc",
+        "node.bootstrap.k8sServiceHost=kubernetes.default.svc is the name of a Service",
+    ),
+    (
+        "node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=a,\
+         node.bootstrap.upstream=kubefan.kubefan.svc.cluster.local:443",
+        "node.bootstrap.upstream=kubefan.kubefan.svc.cluster.local:443 is the name of a Service",
+    ),
+    (
+        "node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=a,access=authorized-impersonate",
+        "node.bootstrap.enabled needs access=authorized",
+    ),
+    (
+        "node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=a,node.bootstrap.port=7444",
+        "node.bootstrap.port and node.bootstrap.adminPort are both 7444",
+    ),
+    (
+        "node.enabled=true,node.bootstrap.enabled=true,node.bootstrap.k8sServiceHost=a,extraEnv[0].name=KUBECONFIG",
+        "extraEnv has KUBECONFIG: with node.bootstrap.enabled",
     ),
     ("node.enabled=true,config.cacheTables=true", "cacheTables is for the cluster form alone"),
     ("node.enabled=true,extraArgs={--cache-tables}", "cacheTables is for the cluster form alone"),

@@ -103,6 +103,10 @@ variable of the container, so that kustomize can move the installation. */}}
 {{- $headless := include "kubefan.headless" $root }}
 {{- $names = append $names (printf "*.%s.%s.svc" $headless $namespace) }}
 {{- $names = append $names (printf "*.%s.%s.svc.%s" $headless $namespace $root.Values.clusterDomain) }}
+{{- if and $root.Values.node.enabled $root.Values.node.bootstrap.enabled }}
+{{- /* The address of the agents in the node's network. */}}
+{{- $names = append $names "localhost" }}
+{{- end }}
 {{- concat $names $root.Values.tls.extraDnsNames | uniq | join "," }}
 {{- end }}
 

@@ -89,6 +89,20 @@ affinity:
 {{- end }}
 {{- end }}
 
+{{/* Placement and priority of the nodes' pods. */}}
+{{- define "kubefan.nodePlacement" -}}
+{{- $node := pick .Values.node "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- if .Values.node.bootstrap.enabled }}
+{{- /* Without a network a node has these taints, and only its agents can remove them. */}}
+{{- $taints := list (dict "key" "node.kubernetes.io/not-ready" "operator" "Exists") (dict "key" "node.kubernetes.io/network-unavailable" "operator" "Exists") }}
+{{- $_ := set $node "priorityClassName" ($node.priorityClassName | default "system-node-critical") }}
+{{- if not (has (dict "operator" "Exists") $node.tolerations) }}
+{{- $_ := set $node "tolerations" (concat $node.tolerations $taints | uniq) }}
+{{- end }}
+{{- end }}
+{{- toYaml $node }}
+{{- end }}
+
 {{/* Labels of a pod: (list $ FORM). Not the version of the chart: it alone restarts no pod. */}}
 {{- define "kubefan.podLabels" -}}
 {{- $root := index . 0 }}{{ $form := index . 1 }}{{ $values := index $root.Values $form -}}

@@ -67,6 +67,7 @@
 {{- define "kubefan.validate" -}}
 {{- include "kubefan.moved" . }}
 {{- include "kubefan.accessElsewhere" . }}
+{{- include "kubefan.bootstrap" . }}
 {{- if and .Values.node.enabled (not .Values.cluster.enabled) }}
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}
@@ -139,6 +140,41 @@
 {{- range .Values.extraArgs }}
 {{- if regexMatch "^--(listen|admin-listen|resource|namespace|tls-managed|peer-listen|peers)" . }}
 {{- fail (printf "extraArgs has %s, which the chart sets from other values" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Contradictions to pods that need no network of pods. */}}
+{{- define "kubefan.bootstrap" -}}
+{{- $bootstrap := .Values.node.bootstrap }}
+{{- if $bootstrap.enabled }}
+{{- if not .Values.node.enabled }}
+{{- fail "node.bootstrap.enabled needs node.enabled" }}
+{{- end }}
+{{- if not $bootstrap.k8sServiceHost }}
+{{- fail "node.bootstrap.enabled needs node.bootstrap.k8sServiceHost, the address of the apiserver: a Service needs kube-proxy or a network agent, which may start after kubefan" }}
+{{- end }}
+{{- if ne .Values.access "authorized" }}
+{{- fail "node.bootstrap.enabled needs access=authorized: agents need the requests that no cache answers, and with authorized-impersonate each node could act as every user" }}
+{{- end }}
+{{- $aliases := list }}
+{{- range $bootstrap.hostAliases }}
+{{- $aliases = concat $aliases .hostnames }}
+{{- end }}
+{{- range $name := list "k8sServiceHost" "upstream" }}
+{{- $host := regexReplaceAll ":[0-9]+$" (get $bootstrap $name) "" }}
+{{- $isOfService := or (hasSuffix ".svc" $host) (hasSuffix (printf ".svc.%s" $.Values.clusterDomain) $host) (eq $host "kubernetes.default") }}
+{{- if and $isOfService (not (has $host $aliases)) }}
+{{- fail (printf "node.bootstrap.%s=%s is the name of a Service: it needs the cluster's DNS, which may start after kubefan. Set an address, or give the name addresses in node.bootstrap.hostAliases" $name (get $bootstrap $name)) }}
+{{- end }}
+{{- end }}
+{{- if eq (int $bootstrap.port) (int $bootstrap.adminPort) }}
+{{- fail (printf "node.bootstrap.port and node.bootstrap.adminPort are both %d" (int $bootstrap.port)) }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if has .name (list "KUBERNETES_SERVICE_HOST" "KUBERNETES_SERVICE_PORT" "KUBECONFIG" "KUBEFAN_KUBECONFIG") }}
+{{- fail (printf "extraEnv has %s: with node.bootstrap.enabled, node.bootstrap.k8sServiceHost has the address of the apiserver" .name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
