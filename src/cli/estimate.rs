@@ -6,6 +6,7 @@ mod calculator;
 mod exposition;
 mod savings;
 mod savings_text;
+mod seats;
 
 use std::{
     io::{IsTerminal, Write, stderr, stdout},

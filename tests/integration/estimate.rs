@@ -218,6 +218,11 @@ async fn moving_watches_saves_what_was_predicted_and_costs_what_was_calculated()
     assert!(remaining * fewer / 4.0 < sent, "{sent} events/s before, {remaining} after");
     assert!(direct.figure("eventsPerSecondAfter") * 2.0 < sent, "{:#}", direct.report);
     assert!(direct.figure("jsonBytes") > 0.0, "{:#}", direct.report);
+    // A write of these resources wakes ten watches or more, and one afterwards.
+    let seats = &direct.report["apiserver"]["seats"];
+    assert!(seats["ofWrites"].as_f64().is_some_and(|seats| seats > 0.0), "{seats}");
+    assert_eq!(seats["ofWritesAfter"], 0.0, "{seats}");
+    assert!(seats["ofAllStarts"].as_f64() > seats["ofAllStartsAfter"].as_f64(), "{seats}");
 }
 
 /// The resident memory, by the kernel.

@@ -27,9 +27,17 @@ const REQUESTS: &str = "apiserver_request_total";
 const RESPONSE_BYTES: &str = "apiserver_response_sizes_sum";
 const OBJECTS: &str = "apiserver_resource_objects";
 const OBJECTS_UNTIL_1_33: &str = "apiserver_storage_objects";
+/// Since 1.34.
+const STORED_BYTES: &str = "apiserver_resource_size_estimate_bytes";
+const DURATIONS: &str = "apiserver_request_duration_seconds_sum";
+const NOMINAL_SEATS: &str = "apiserver_flowcontrol_nominal_limit_seats";
+const WOKEN: &str = "apiserver_flowcontrol_watch_count_samples_sum";
 const CPU: &str = "process_cpu_seconds_total";
 const RESIDENT: &str = "process_resident_memory_bytes";
 const START: &str = "process_start_time_seconds";
+
+/// Verbs of requests that change objects, and so wake watches.
+const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 
 /// A resource of any version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +63,11 @@ struct Counters {
     received: f64,
     lists: f64,
     list_bytes: f64,
+    /// The time that all lists took together.
+    list_seconds: f64,
+    writes: f64,
     objects: f64,
+    stored_bytes: f64,
 }
 
 /// A sample of the metrics.
@@ -67,6 +79,10 @@ pub(super) struct Reading {
     started: f64,
     cpu_seconds: f64,
     resident_bytes: f64,
+    /// Seats of all priority levels. 0 without API Priority and Fairness.
+    seats: f64,
+    /// The watches that each write woke, all writes together.
+    woken: f64,
     resources: BTreeMap<GroupResource, Counters>,
 }
 
@@ -87,14 +103,24 @@ pub(super) struct ResourceLoad {
     pub(super) changes_per_second: Option<f64>,
     pub(super) lists_per_minute: f64,
     pub(super) list_bytes_per_second: f64,
+    /// Lists that run at a time, on average.
+    pub(super) lists_running: f64,
+    pub(super) writes_per_second: f64,
     /// `None` if not known.
     pub(super) objects: Option<f64>,
+    /// The objects as they are stored. `None` before Kubernetes 1.34.
+    pub(super) stored_bytes: Option<f64>,
 }
 
 impl ResourceLoad {
     /// All open watches.
     pub(super) fn watches(&self) -> f64 {
         self.watches_by_scope.values().sum()
+    }
+
+    /// Open watches of all namespaces, which each write wakes.
+    pub(super) fn cluster_watches(&self) -> f64 {
+        self.watches_by_scope.get("cluster").copied().unwrap_or_default()
     }
 }
 
@@ -105,6 +131,10 @@ pub(super) struct Load {
     /// Cores in use.
     pub(super) cores: f64,
     pub(super) resident_bytes: f64,
+    /// Seats of all priority levels. `None` without API Priority and Fairness.
+    pub(super) seats: Option<f64>,
+    /// The watches that all writes of a second woke.
+    pub(super) woken_per_second: f64,
     pub(super) resources: Vec<ResourceLoad>,
 }
 
@@ -165,7 +195,15 @@ fn explain(error: &UpstreamError) -> String {
 
 impl Reading {
     fn parse(text: &str, at: Instant) -> Self {
-        let mut reading = Self { at, started: 0.0, cpu_seconds: 0.0, resident_bytes: 0.0, resources: BTreeMap::new() };
+        let mut reading = Self {
+            at,
+            started: 0.0,
+            cpu_seconds: 0.0,
+            resident_bytes: 0.0,
+            seats: 0.0,
+            woken: 0.0,
+            resources: BTreeMap::new(),
+        };
         let wanted = [
             LONG_RUNNING,
             WATCH_EVENTS,
@@ -175,6 +213,10 @@ impl Reading {
             RESPONSE_BYTES,
             OBJECTS,
             OBJECTS_UNTIL_1_33,
+            STORED_BYTES,
+            DURATIONS,
+            NOMINAL_SEATS,
+            WOKEN,
             CPU,
             RESIDENT,
             START,
@@ -184,6 +226,8 @@ impl Reading {
                 CPU => reading.cpu_seconds = sample.value,
                 RESIDENT => reading.resident_bytes = sample.value,
                 START => reading.started = sample.value,
+                NOMINAL_SEATS => reading.seats += sample.value,
+                WOKEN => reading.woken += sample.value,
                 _ => reading.add(&sample),
             }
         }
@@ -195,9 +239,12 @@ impl Reading {
         let value = sample.value;
         let is_counted = match sample.name {
             LONG_RUNNING => verb == "WATCH" && sample.label("subresource").is_empty(),
-            REQUESTS | RESPONSE_BYTES => verb == "LIST" && sample.label("subresource").is_empty(),
+            RESPONSE_BYTES | DURATIONS => verb == "LIST" && sample.label("subresource").is_empty(),
+            REQUESTS if verb == "LIST" => sample.label("subresource").is_empty(),
+            // A token is written to no object.
+            REQUESTS => WRITES.contains(&verb) && sample.label("subresource") != "token",
             // -1: the storage did not answer.
-            OBJECTS | OBJECTS_UNTIL_1_33 => value >= 0.0,
+            OBJECTS | OBJECTS_UNTIL_1_33 | STORED_BYTES => value >= 0.0,
             _ => true,
         };
         let Some(key) = key(sample).filter(|_| is_counted) else { return };
@@ -207,8 +254,11 @@ impl Reading {
             WATCH_EVENTS => counters.watch_events += value,
             WATCH_BYTES => counters.watch_bytes += value,
             RECEIVED => counters.received += value,
-            REQUESTS => counters.lists += value,
+            REQUESTS if verb == "LIST" => counters.lists += value,
+            REQUESTS => counters.writes += value,
             RESPONSE_BYTES => counters.list_bytes += value,
+            DURATIONS => counters.list_seconds += value,
+            STORED_BYTES => counters.stored_bytes = value,
             // 1.34 and 1.35 have both.
             _ => counters.objects = counters.objects.max(value),
         }
@@ -246,13 +296,18 @@ impl Reading {
                 changes_per_second: (changes > 0.0).then_some(changes),
                 lists_per_minute: rate(|counters| counters.lists) * 60.0,
                 list_bytes_per_second: rate(|counters| counters.list_bytes),
+                lists_running: rate(|counters| counters.list_seconds),
+                writes_per_second: rate(|counters| counters.writes),
                 objects: (now.objects > 0.0).then_some(now.objects),
+                stored_bytes: (now.stored_bytes > 0.0).then_some(now.stored_bytes),
             }
         });
         Ok(Load {
             seconds,
             cores: (self.cpu_seconds - before.cpu_seconds) / seconds,
             resident_bytes: self.resident_bytes,
+            seats: (self.seats > 0.0).then_some(self.seats),
+            woken_per_second: (self.woken - before.woken).max(0.0) / seconds,
             resources: resources.collect(),
         })
     }
@@ -287,8 +342,15 @@ apiserver_watch_events_sizes_sum{group="",resource="pods",version="v1"} 5e+06
 apiserver_watch_cache_events_received_total{group="",resource="pods"} 100
 apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 7
 apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1"} 70
+apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="status",verb="PATCH",version="v1"} 80
+apiserver_request_total{code="201",component="apiserver",dry_run="",group="",resource="serviceaccounts",scope="resource",subresource="token",verb="POST",version="v1"} 90
+apiserver_request_duration_seconds_sum{component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 3
 apiserver_response_sizes_sum{component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 9e+06
 apiserver_resource_objects{group="",resource="pods"} 42
+apiserver_resource_size_estimate_bytes{group="",resource="pods"} 250000
+apiserver_flowcontrol_nominal_limit_seats{priority_level="global-default"} 49
+apiserver_flowcontrol_nominal_limit_seats{priority_level="workload-low"} 245
+apiserver_flowcontrol_watch_count_samples_sum{flow_schema="a",priority_level="workload-low"} 1000
 apiserver_storage_objects{resource="pods"} 42
 apiserver_storage_objects{resource="deployments.apps"} 5
 process_cpu_seconds_total 10
@@ -308,6 +370,9 @@ process_start_time_seconds 1.7e+09
             .replace("5e+06", "8e+06")
             .replace("pods\"} 100\n", "pods\"} 150\n")
             .replace("\"LIST\",version=\"v1\"} 7\n", "\"LIST\",version=\"v1\"} 9\n")
+            .replace("\"LIST\",version=\"v1\"} 3\n", "\"LIST\",version=\"v1\"} 8\n")
+            .replace("version=\"v1\"} 80\n", "version=\"v1\"} 110\n")
+            .replace("workload-low\"} 1000\n", "workload-low\"} 3000\n")
             .replace("total 10\n", "total 15\n");
         let load = reading(&later, start + Duration::from_secs(10)).since(&reading(SINCE_1_34, start)).unwrap();
         assert_eq!((load.cores, load.resident_bytes), (0.5, 3e8));
@@ -316,6 +381,10 @@ process_start_time_seconds 1.7e+09
         assert_eq!((pods.events_per_second, pods.event_bytes_per_second), (60.0, 3e5));
         assert_eq!((pods.changes_per_second, pods.lists_per_minute), (Some(5.0), 12.0));
         assert_eq!((pods.list_bytes_per_second, pods.objects), (0.0, Some(42.0)));
+        assert_eq!((pods.lists_running, pods.writes_per_second, pods.stored_bytes), (0.5, 3.0, Some(250_000.0)));
+        assert_eq!((load.seats, load.woken_per_second), (Some(294.0), 200.0));
+        let accounts = load.resources.iter().find(|load| load.resource == "serviceaccounts");
+        assert_eq!(accounts, None, "no write of an object");
         let deployments = load.resources.iter().find(|load| load.resource == "deployments.apps").unwrap();
         assert_eq!((deployments.objects, deployments.changes_per_second), (Some(5.0), None));
     }

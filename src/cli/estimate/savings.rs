@@ -9,7 +9,10 @@ use kubefan_upstream::{
     discovery::{Discovery, DiscoveryOptions},
 };
 
-use super::apiserver_load::{Load, ResourceLoad};
+use super::{
+    apiserver_load::{Load, ResourceLoad},
+    seats,
+};
 use crate::cli::{
     object_sample::{ObjectSample, ResourceSize},
     sizing::{
@@ -21,11 +24,13 @@ use crate::cli::{
 const MEASURED_MAX: usize = 50;
 
 /// Limits of the metrics. Part of every answer.
-pub(super) const UNKNOWN: [&str; 6] = [
+pub(super) const UNKNOWN: [&str; 7] = [
     "which clients would move: all watches are counted, also those of controllers that better stay, and the few of the \
      apiserver itself",
     "what watches select: one node's pods cost the apiserver as little as they bring, and still one watch each",
     "which lists a cache may answer: those with resourceVersion=0 and paged ones that continue; others are forwarded or proved",
+    "which priority levels give the seats, and which watches begin with the state; a level may allow a request fewer \
+     seats, and a list from etcd may cost more",
     "other apiservers of the cluster: these are the metrics of one; add up those of all",
     "other times of day: the rates are those of the time that was observed",
     "which encodings the clients ask for: a resource that is read in JSON and in protobuf has a watch and a cache of each; sizes of events are those of today",
@@ -42,7 +47,7 @@ pub(super) struct Savings {
     /// Resources, those with the most bytes first.
     pub(super) resources: Vec<ResourceSavings>,
     pub(super) kubefan: Kubefan,
-    pub(super) unknown: [&'static str; 6],
+    pub(super) unknown: [&'static str; 7],
 }
 
 /// The apiserver, before and after.
@@ -61,6 +66,24 @@ pub(super) struct Apiserver {
     pub(super) cores_saved: f64,
     /// The CPU of all lists of these resources.
     pub(super) cores_of_lists: f64,
+    /// Seats of API Priority and Fairness. `None` without it.
+    pub(super) seats: Option<Seats>,
+}
+
+/// Seats of API Priority and Fairness, before and after.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Seats {
+    /// Those of all priority levels.
+    pub(super) nominal: f64,
+    /// Those that writes hold on average for the watches that they wake.
+    pub(super) of_writes: f64,
+    pub(super) of_writes_after: f64,
+    /// Those that the lists of the resources that kubefan would cache hold on average.
+    pub(super) of_lists: f64,
+    /// Those that all watches ask for together if each begins with the state.
+    pub(super) of_all_starts: f64,
+    pub(super) of_all_starts_after: f64,
 }
 
 /// A resource, before and after.
@@ -73,6 +96,11 @@ pub(super) struct ResourceSavings {
     pub(super) watches_after: f64,
     pub(super) events_per_second_after: f64,
     pub(super) event_bytes_per_second_after: f64,
+    /// Seats of a list, and of a watch that begins with the state.
+    pub(super) seats_per_list: f64,
+    /// Seats that writes hold on average for all watches of all namespaces.
+    pub(super) seats_of_writes: f64,
+    pub(super) seats_of_writes_after: f64,
     /// The JSON of all objects, in bytes. `None` if kubefan would not cache it, or it is not known.
     pub(super) json_bytes: Option<f64>,
 }
@@ -82,9 +110,13 @@ impl ResourceSavings {
         let watches = now.watches();
         let events = now.events_per_second;
         let changes = now.changes_per_second.unwrap_or(events / watches.max(1.0));
+        let seats_of_writes = |watches| seats::of_writes(now.writes_per_second, watches);
         let mut savings = Self {
             watches,
             watches_after: watches.min(replicas),
+            seats_per_list: seats::of_list(&now),
+            seats_of_writes: seats_of_writes(now.cluster_watches()),
+            seats_of_writes_after: seats_of_writes(now.cluster_watches().min(replicas)),
             events_per_second_after: events,
             event_bytes_per_second_after: now.event_bytes_per_second,
             json_bytes: None,
@@ -126,7 +158,7 @@ pub(super) struct Kubefan {
 
 impl Savings {
     pub(super) fn of(load: Load, replicas: u32) -> Self {
-        let Load { seconds, cores, resident_bytes, resources } = load;
+        let Load { seconds, cores, resident_bytes, seats, woken_per_second, resources } = load;
         let is_read = |load: &ResourceLoad| load.watches() > 0.0 || load.lists_per_minute > 0.0;
         let resources = resources.into_iter().filter(is_read);
         let mut resources: Vec<_> = resources.map(|now| ResourceSavings::of(now, f64::from(replicas))).collect();
@@ -138,6 +170,19 @@ impl Savings {
         let moved = Deliveries { per_second: events - events_after, message_bytes: 0.0 };
         let taken_over = || resources.iter().filter(|of| of.is_taken_over());
         let list_bytes: f64 = taken_over().map(|of| of.now.list_bytes_per_second).sum();
+        let seats = seats.map(|nominal| {
+            let of_writes = sum(|of| of.seats_of_writes);
+            // A watch of one node's pods is not woken by others, which its metrics do not tell.
+            let woken = if of_writes > 0.0 { (seats::of_woken(woken_per_second) / of_writes).min(1.0) } else { 0.0 };
+            Seats {
+                nominal,
+                of_writes: of_writes * woken,
+                of_writes_after: sum(|of| of.seats_of_writes_after) * woken,
+                of_lists: taken_over().map(|of| of.now.lists_running * of.seats_per_list).sum(),
+                of_all_starts: sum(|of| of.watches * of.seats_per_list),
+                of_all_starts_after: sum(|of| of.watches_after * of.seats_per_list),
+            }
+        });
         let apiserver = Apiserver {
             cores,
             resident_bytes,
@@ -149,6 +194,7 @@ impl Savings {
             event_bytes_per_second_after: sum(|of| of.event_bytes_per_second_after),
             cores_saved: moved.apiserver_cores().min(cores),
             cores_of_lists: (list_bytes * APISERVER_LIST_SECONDS_PER_BYTE.value).min(cores),
+            seats,
         };
         let mut savings =
             Self { seconds, replicas, apiserver, resources, kubefan: Kubefan::default(), unknown: UNKNOWN };
@@ -222,7 +268,12 @@ mod tests {
     }
 
     fn savings(resources: Vec<ResourceLoad>) -> Savings {
-        Savings::of(Load { seconds: 10.0, cores: 0.5, resident_bytes: 1e9, resources }, 2)
+        savings_of(resources, 0.0)
+    }
+
+    fn savings_of(resources: Vec<ResourceLoad>, woken_per_second: f64) -> Savings {
+        let seats = Some(600.0);
+        Savings::of(Load { seconds: 10.0, cores: 0.5, resident_bytes: 1e9, seats, woken_per_second, resources }, 2)
     }
 
     #[test]
@@ -250,6 +301,25 @@ mod tests {
     fn no_more_is_saved_than_the_apiserver_uses() {
         let savings = savings(vec![load("pods", 1e6, 1e9, Some(1.0))]);
         assert_eq!(savings.apiserver.cores_saved, 0.5);
+    }
+
+    #[test]
+    fn seats_of_writes_and_of_starts_follow_the_watches() {
+        let written = |resource, watches| ResourceLoad {
+            writes_per_second: 20.0,
+            lists_running: 0.5,
+            objects: Some(350.0),
+            ..load(resource, watches, 0.0, None)
+        };
+        let resources = || vec![written("pods", 500.0), written("leases", 2.0)];
+        let seats = savings_of(resources(), 20.0 * 502.0).apiserver.seats.unwrap();
+        assert_eq!((seats.nominal, seats.of_lists), (600.0, 0.5 * 4.0), "kubefan would not cache leases");
+        assert!((seats.of_writes - 20.0 * 50.0 * 0.005).abs() < 1e-9, "{seats:?}");
+        assert_eq!(seats.of_writes_after, 0.0, "two watches cost no seat");
+        assert_eq!((seats.of_all_starts, seats.of_all_starts_after), (502.0 * 4.0, 4.0 * 4.0));
+        // Most watches are of single nodes: the apiserver counts those that were woken.
+        let seats = savings_of(resources(), 20.0 * 50.0).apiserver.seats.unwrap();
+        assert!((seats.of_writes - 20.0 * 5.0 * 0.005).abs() < 1e-9, "{seats:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::savings::{Apiserver, Kubefan, ResourceSavings, Savings};
+use super::savings::{Apiserver, Kubefan, ResourceSavings, Savings, Seats};
 use crate::cli::{
     sizing::{human_bytes, human_cores, human_count},
     table::Columns,
@@ -26,7 +26,10 @@ pub(super) fn print(savings: &Savings, out: &mut impl Write) -> io::Result<()> {
     rows.extend((!rest.is_empty()).then(|| sum_of(&rest)));
     Columns::default().print(out, &rows)?;
     writeln!(out)?;
-    for (what, text) in summary(*seconds, *replicas, apiserver, kubefan) {
+    let mut lines = summary(*seconds, apiserver);
+    lines.extend(apiserver.seats.iter().flat_map(seats));
+    lines.push(("kubefan needs", needs(*replicas, kubefan)));
+    for (what, text) in lines {
         writeln!(out, "{what:<18}{}", visible(&text))?;
     }
     writeln!(out, "\nnot known:")?;
@@ -66,11 +69,7 @@ fn sum_of(rest: &[&ResourceSavings]) -> Vec<String> {
     ]
 }
 
-fn summary(seconds: f64, replicas: u32, apiserver: &Apiserver, kubefan: &Kubefan) -> Vec<(&'static str, String)> {
-    let not_measured = match kubefan.not_measured.as_slice() {
-        [] => String::new(),
-        names => format!("; without the unknown sizes of {}", names.join(", ")),
-    };
+fn summary(seconds: f64, apiserver: &Apiserver) -> Vec<(&'static str, String)> {
     vec![
         (
             "apiserver",
@@ -99,17 +98,46 @@ fn summary(seconds: f64, replicas: u32, apiserver: &Apiserver, kubefan: &Kubefan
                 human_cores(apiserver.cores_of_lists)
             ),
         ),
+    ]
+}
+
+/// The seats of API Priority and Fairness.
+fn seats(seats: &Seats) -> [(&'static str, String); 2] {
+    [
         (
-            "kubefan needs",
+            "APF seats",
             format!(
-                "{replicas} replicas of {} each{not_measured}; {} to {} cores together, for {} watches",
-                human_bytes(kubefan.memory_bytes_per_replica),
-                human_cores(kubefan.cores_min),
-                human_cores(kubefan.cores_max),
-                human_count(kubefan.subscribers)
+                "of {}: {} → {} held by writes for the watches that they wake; {} by the lists of these resources, of \
+                 which a part moves too",
+                human_count(seats.nominal),
+                human_cores(seats.of_writes),
+                human_cores(seats.of_writes_after),
+                human_cores(seats.of_lists)
+            ),
+        ),
+        (
+            "APF at a restart",
+            format!(
+                "{} → {} seats for all watches together, if each begins with the state",
+                human_count(seats.of_all_starts),
+                human_count(seats.of_all_starts_after)
             ),
         ),
     ]
+}
+
+fn needs(replicas: u32, kubefan: &Kubefan) -> String {
+    let not_measured = match kubefan.not_measured.as_slice() {
+        [] => String::new(),
+        names => format!("; without the unknown sizes of {}", names.join(", ")),
+    };
+    format!(
+        "{replicas} replicas of {} each{not_measured}; {} to {} cores together, for {} watches",
+        human_bytes(kubefan.memory_bytes_per_replica),
+        human_cores(kubefan.cores_min),
+        human_cores(kubefan.cores_max),
+        human_count(kubefan.subscribers)
+    )
 }
 
 #[cfg(test)]
@@ -128,11 +156,21 @@ mod tests {
             event_bytes_per_second: events * 6000.0,
             changes_per_second: Some(20.0),
             lists_per_minute: 3.0,
+            lists_running: 0.25,
+            writes_per_second: 20.0,
             objects: Some(1000.0),
             ..ResourceLoad::default()
         };
         let resources = vec![load("leases.coordination.k8s.io", 1.0, 90_000.0), load("pods", 500.0, 10_000.0)];
-        let savings = Savings::of(Load { seconds: 30.0, cores: 0.8, resident_bytes: 4e8, resources }, 2);
+        let load = Load {
+            seconds: 30.0,
+            cores: 0.8,
+            resident_bytes: 4e8,
+            seats: Some(600.0),
+            woken_per_second: 10_020.0,
+            resources,
+        };
+        let savings = Savings::of(load.clone(), 2);
         let mut out = Vec::new();
         print(&savings, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
@@ -141,6 +179,12 @@ mod tests {
         assert_eq!(rows[2][..4], ["1", "others", "-", "1.0"], "{text}");
         assert!(text.contains("watches           501 → 3.0\n"), "{text}");
         assert!(text.contains("CPU saved         0.35 cores"), "{text}");
+        assert!(text.contains("APF seats         of 600: 5.0 → < 0.001 held by writes"), "{text}");
+        assert!(text.contains("; 2.5 by the lists of these resources"), "{text}");
+        assert!(text.contains("APF at a restart  5.0k → 30 seats for all watches together"), "{text}");
         assert!(text.contains("\nnot known:\n- which clients would move"), "{text}");
+        let mut out = Vec::new();
+        print(&Savings::of(Load { seats: None, ..load }, 2), &mut out).unwrap();
+        assert!(!String::from_utf8(out).unwrap().contains("APF"), "an apiserver without it");
     }
 }
