@@ -23,7 +23,7 @@ use crate::{
 
 tests! {
     apiserver slow_deploy: the_apiserver_accepts_the_cluster_proxy_with_its_components,
-        the_node_form_takes_a_given_certificate, the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others;
+        the_node_form_takes_a_given_certificate, the_files_for_a_host_are_understood, the_shipped_accounts_have_the_rights_that_kubefan_needs_and_no_others;
     local: no_manifest_serves_everything_to_everyone;
 }
 
@@ -187,6 +187,28 @@ async fn the_node_form_takes_a_given_certificate() {
         assert_eq!(tls["secret"]["secretName"], "kubefan-tls", "{kind}");
         assert!(!pod.to_string().contains("KUBEFAN_TLS_MANAGED"), "{kind}: {pod}");
     }
+}
+
+async fn the_files_for_a_host_are_understood() {
+    let api = ApiServer::shared().await;
+    let path = |file: &str| format!("{}/deploy/host/{file}", env!("CARGO_MANIFEST_DIR"));
+    // The files that it names exist on the host alone.
+    let ran = crate::harness::kubefan::run(&["check", "--config", &path("config.yaml")]).await;
+    assert!(ran.stdout.contains("  ok       flags, environment and file: "), "{ran:?}");
+    for (file, count) in [("static-pod.yaml", 1), ("rbac.yaml", 4), ("kubelet-rbac.yaml", 2)] {
+        let applied = api.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &path(file)]).await;
+        assert_eq!(applied.matches("(server dry run)").count(), count, "{file}: {applied}");
+    }
+    // kubefan may list and watch what it caches, and no more.
+    let text = |file| std::fs::read_to_string(path(file)).unwrap();
+    let config: Value = serde_saphyr::from_str(&text("config.yaml")).unwrap();
+    let cached = config["resources"].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+    let cached: BTreeSet<String> = cached.map(|name| name.split('=').next().unwrap().to_owned()).collect();
+    let roles = objects(&text("rbac.yaml"));
+    let rules = named(&roles, "ClusterRole", "kubefan-hosts")["rules"].as_array().unwrap();
+    let granted = rules.iter().flat_map(rights_of).filter(|right| right.verb != "get").map(Right::written);
+    let wanted = cached.iter().flat_map(|name| ["list", "watch"].map(|verb| (verb.to_owned(), name.clone())));
+    assert_eq!(granted.collect::<BTreeSet<_>>(), wanted.collect());
 }
 
 async fn no_manifest_serves_everything_to_everyone() {
