@@ -370,8 +370,8 @@ async fn requests_and_responses_are_forwarded_to_the_byte() {
         upstream.write_all(response.as_bytes()).await.unwrap();
         let head = read_head(&mut caller).await;
         let (first, headers) = parts(&head);
-        let expected = "audit-id: 1\nconnection: close\ncontent-encoding: x\ncontent-length: 5\ndate: then\nlocation: /else\n\
-                        warning: a\nwarning: b";
+        let expected = "audit-id: 1\ncache-status: kubefan; fwd=bypass\nconnection: close\ncontent-encoding: x\n\
+                        content-length: 5\ndate: then\nlocation: /else\nwarning: a\nwarning: b";
         assert_eq!((first, &*headers.join("\n")), ("HTTP/1.1 418 Teapot", expected));
         read_exactly(&mut caller, "hello").await;
     }
