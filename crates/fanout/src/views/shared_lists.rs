@@ -153,15 +153,14 @@ impl SharedLists {
         removed: &mut RemovedLists,
     ) {
         removed.lists.extend(self.lists.remove(key));
+        let Some(share) = encoder.budgets.chunks.take(key.bytes()) else { return };
         if self.lists.len() >= LISTS_MAX
             && let Some(oldest) = self.lists.iter().min_by_key(|(_, known)| known.used_at).map(|(key, _)| key.clone())
         {
             removed.lists.extend(self.lists.remove(&oldest));
         }
-        if let Some(share) = encoder.budgets.chunks.take(key.bytes()) {
-            let known = KnownList { snapshot: snapshot.clone(), encoder: encoder.clone(), used_at: now, _share: share };
-            self.lists.insert(key.clone(), known);
-        }
+        let known = KnownList { snapshot: snapshot.clone(), encoder: encoder.clone(), used_at: now, _share: share };
+        self.lists.insert(key.clone(), known);
     }
 
     /// The compressors of the cache's lists and objects.
