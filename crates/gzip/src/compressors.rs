@@ -16,9 +16,9 @@ pub struct Compressors {
 }
 
 impl Compressors {
-    /// Makes one piece, which is compressed as by [`Compressor::compress`], or stored.
-    pub fn piece(&self, plain: Bytes, is_compressed: bool) -> Piece {
-        if is_compressed { self.compress(plain) } else { Piece::stored(plain) }
+    /// Makes one piece: as [`Compressor::compress`] if it may, otherwise stored.
+    pub fn piece(&self, plain: Bytes, may_compress: bool) -> Piece {
+        if may_compress { self.compress(plain) } else { Piece::stored(plain) }
     }
 
     /// Compresses one piece, as [`Compressor::compress`].

@@ -53,9 +53,9 @@ impl EncodedChunk {
 
 /// Encodes runs of objects.
 pub trait ChunkEncoder {
-    /// Encodes a run of objects, which have this many bytes of JSON together. `is_compressed`: as a
-    /// compressed piece of a gzip body, not as a stored one.
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk;
+    /// Encodes a run of objects, which have this many bytes of JSON together. `may_compress`: a
+    /// piece of a gzip body may be compressed; otherwise it is stored.
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, may_compress: bool) -> EncodedChunk;
 
     /// The length of their plain items, if the head of a list needs it.
     fn items_len(&self, objects: &[Arc<Object>]) -> usize;
@@ -75,13 +75,13 @@ pub trait ChunkEncoder {
 
 /// Objects at the start of a watch.
 impl ChunkEncoder for Encoder {
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, may_compress: bool) -> EncodedChunk {
         if self.is_gzip() {
             let mut events = self.buffer(json_bytes + 64 * objects.len());
             for object in objects {
                 self.object(object, &mut events);
             }
-            return EncodedChunk::Piece(self.piece(events.freeze(), is_compressed));
+            return EncodedChunk::Piece(self.piece(events.freeze(), may_compress));
         }
         let mut content = BytesMut::with_capacity(json_bytes + 128 * objects.len());
         for object in objects {
@@ -126,12 +126,12 @@ pub struct ListPieces {
 
 /// Items of a list. The separator before a chunk is not part of it, so a chunk may be the first.
 impl ChunkEncoder for ListPieces {
-    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, is_compressed: bool) -> EncodedChunk {
+    fn encode(&self, objects: &[Arc<Object>], json_bytes: usize, may_compress: bool) -> EncodedChunk {
         let mut items = BytesMut::with_capacity(json_bytes + objects.len());
         for (index, object) in objects.iter().enumerate() {
             self.items.put(object, index == 0, &mut items);
         }
-        EncodedChunk::Piece(self.compressors.piece(items.freeze(), is_compressed))
+        EncodedChunk::Piece(self.compressors.piece(items.freeze(), may_compress))
     }
 
     fn items_len(&self, objects: &[Arc<Object>]) -> usize {

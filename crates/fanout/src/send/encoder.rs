@@ -182,8 +182,8 @@ impl Encoder {
     }
 
     /// Makes a piece of bytes that the subscribers of a view share: compressed, or stored.
-    pub fn piece(&self, plain: Bytes, is_compressed: bool) -> Piece {
-        self.compressors.piece(plain, is_compressed)
+    pub fn piece(&self, plain: Bytes, may_compress: bool) -> Piece {
+        self.compressors.piece(plain, may_compress)
     }
 
     /// Takes the CPU time to compress the events of a segment of about this many bytes. Returns

@@ -34,6 +34,7 @@ use crate::{
         log::Cursor,
         log_run::{LogReadError, LogRun},
         plain_position::BodyChecksum,
+        segments::SEGMENT_BYTES,
         view::{View, comparison_cost},
     },
     wake::{ReadyStreams, StreamWaker},
@@ -42,8 +43,8 @@ use crate::{
 /// The approximate size of a batch of one subscription, in bytes: enough for full network segments,
 /// and little enough that a slow subscriber pins almost nothing.
 pub const BATCH_BYTES_MAX: usize = 64 << 10;
-/// The cost of compressing a segment, in tests of a selection: two segments take a millisecond.
-const COMPRESSION_TESTS: usize = SLICE_TESTS / 2;
+/// Bytes of events whose compression takes as long as a slice of tests: a millisecond.
+const COMPRESSED_BYTES_OF_SLICE: usize = 2 * SEGMENT_BYTES;
 
 /// A live subscription. Dropping it unregisters it.
 pub struct Subscription {
@@ -378,9 +379,8 @@ impl Subscription {
                     if is_new {
                         let cost = comparison_cost(taken.entries.len(), frames.messages() - had);
                         tests_left = tests_left.saturating_sub(cost);
-                        if segment.is_compressed() {
-                            tests_left = tests_left.saturating_sub(COMPRESSION_TESTS);
-                        }
+                        let compression = segment.compressed_bytes().saturating_mul(SLICE_TESTS);
+                        tests_left = tests_left.saturating_sub(compression / COMPRESSED_BYTES_OF_SLICE);
                     }
                     if let Some(plain) = taken.plain {
                         self.checksum.add_shared(plain);
@@ -403,6 +403,7 @@ impl Subscription {
                 Err(error) => return Err(error),
             }
         }
+        self.must_yield |= tests_left == 0;
         if frames.is_empty() {
             return Ok(None);
         }

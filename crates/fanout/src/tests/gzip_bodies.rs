@@ -155,6 +155,32 @@ async fn nothing_is_compressed_again_for_one_subscriber_far_behind() {
     assert!(late.len() > decoded(&late).len(), "stored for one");
 }
 
+/// It reads first, and what it reads last is new to all.
+#[tokio::test(start_paused = true)]
+async fn events_are_compressed_for_all_after_a_subscriber_far_behind_has_read_them() {
+    let mut cache = Cache::within(RingLimits { ring_events_max: 1000, ..LIMITS });
+    cache.list(&[("a", "web", 5)], 10);
+    cache.hub.budgets.compression.open(false);
+    let from_start = || Start::Resume(version(10));
+    let mut readers: Vec<_> = (0..SUBSCRIBERS).map(|_| Body::new(&cache, ContentCoding::Gzip, from_start())).collect();
+    cache.event(Modified, "a", "web", 20);
+    for reader in &mut readers {
+        reader.take(ALL);
+    }
+    for at in 21..70 {
+        cache.event(Modified, "a", "web", at);
+    }
+    let mut late = Body::new(&cache, ContentCoding::Gzip, from_start());
+    late.take(ALL);
+    for reader in &mut readers {
+        reader.take(ALL);
+    }
+    let late = late.end(b"");
+    let shared = readers.remove(0).end(b"");
+    assert_eq!(decoded(&late), decoded(&shared));
+    assert!(shared.len() < decoded(&shared).len(), "compressed for {SUBSCRIBERS}");
+}
+
 /// A quiet cache is proved to have the state of a version that it has not reached.
 #[tokio::test(start_paused = true)]
 async fn a_proved_state_is_compressed_once_for_all() {

@@ -40,8 +40,8 @@ pub struct Segment {
 
 /// The part of a segment that only gzip bodies need.
 pub struct GzipSegment {
-    /// Whether it is compressed, or stored.
-    pub is_compressed: bool,
+    /// Whether its events may be compressed. If not, all are stored.
+    pub may_compress: bool,
     /// The end of the segment before, if this one follows it.
     pub after: Option<SegmentEnd>,
     /// The run that begins with this segment if the end of the one before is not known.
@@ -101,7 +101,7 @@ impl Content {
         for entry in entries {
             let mut plain = encoder.buffer(entry.estimate_bytes());
             messages += encoder.entry(entry, DeltaBases::All, &mut plain).messages;
-            let piece = encoder.piece(plain.freeze(), gzip.is_compressed);
+            let piece = encoder.piece(plain.freeze(), gzip.may_compress);
             piece.put(&mut bytes);
             position = position.then(piece.checksum());
             ends.push((bytes.len(), messages));
@@ -155,9 +155,9 @@ impl Segment {
         size_of::<Self>() + size_of_val(&*self.entries) + self.estimate_bytes
     }
 
-    /// Whether its events are compressed when they are encoded.
-    pub fn is_compressed(&self) -> bool {
-        self.gzip.as_ref().is_some_and(|gzip| gzip.is_compressed)
+    /// About the bytes that are compressed when it is encoded.
+    pub fn compressed_bytes(&self) -> usize {
+        if self.gzip.as_ref().is_some_and(|gzip| gzip.may_compress) { self.estimate_bytes } else { 0 }
     }
 
     /// Whether its entries were encoded, and so compared.

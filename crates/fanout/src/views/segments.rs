@@ -43,19 +43,19 @@ struct GzipSegments {
 }
 
 impl GzipSegments {
-    /// Whether no segment has contained `cursor` before. Then all subscribers still have to take
-    /// it, and otherwise perhaps one.
+    /// Whether `cursor` is at or after the end of the newest segment. All subscribers still have to
+    /// take what is there; from before it perhaps one.
     fn is_new(&self, cursor: Cursor) -> bool {
         self.newest.as_ref().is_none_or(|(newest, _)| cursor >= *newest)
     }
 
-    fn next(&mut self, range: &Range<Cursor>, is_compressed: bool) -> GzipSegment {
+    fn next(&mut self, range: &Range<Cursor>, may_compress: bool) -> GzipSegment {
         self.runs += 1;
         let last = if self.is_new(range.start) { &mut self.newest } else { &mut self.recut };
         let after = last.take().filter(|(last, _)| *last == range.start).map(|(_, after)| after);
         let end = SegmentEnd::default();
         *last = Some((range.end, end.clone()));
-        GzipSegment { is_compressed, after, run: self.runs, end }
+        GzipSegment { may_compress, after, run: self.runs, end }
     }
 }
 
@@ -82,14 +82,20 @@ impl Segments {
         if let Some((_, segment)) = before.filter(|(_, segment)| cursor < segment.end) {
             return Some(segment.clone());
         }
-        let next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
+        let mut next = self.segments.range(cursor..).next().map_or(log.end(), |(first, _)| *first);
+        if let Some((newest, _)) = self.gzip.as_ref().and_then(|gzip| gzip.newest.as_ref())
+            && cursor < *newest
+        {
+            // What is after it is still to be taken by all, who decide whether it is compressed.
+            next = next.min(*newest);
+        }
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
         let range = cursor..cursor.past(&entries);
         let gzip = self.gzip.as_mut().map(|gzip| {
             let readers = if gzip.is_new(cursor) { subscribers } else { 1 };
             // A segment that is not retained is cut again for the next subscriber.
-            let is_compressed = !self.share.budget().is_over() && compresses(estimate_bytes, readers);
-            gzip.next(&range, is_compressed)
+            let may_compress = !self.share.budget().is_over() && compresses(estimate_bytes, readers);
+            gzip.next(&range, may_compress)
         });
         Some(self.retain(Segment::new(range, entries, estimate_bytes, gzip)))
     }

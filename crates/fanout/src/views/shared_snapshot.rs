@@ -260,9 +260,9 @@ impl Chunk {
             return taken;
         }
         let run = objects.range(&self.0.first, &self.0.last);
-        let is_compressed = encoder.takes_compression(self.0.json_bytes);
-        let encode = || encoder.encode(run, self.0.json_bytes, is_compressed);
-        if !is_compressed {
+        let may_compress = encoder.takes_compression(self.0.json_bytes);
+        let encode = || encoder.encode(run, self.0.json_bytes, may_compress);
+        if !may_compress {
             return TakenChunk { encoded: encode(), objects: self.objects(), is_new: true };
         }
         let mut made = None;
