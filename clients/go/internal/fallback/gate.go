@@ -1,0 +1,136 @@
+package fallback
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Gate spaces the reads that a client starts at the apiserver while kubefan is away.
+//
+// The hazard is a fleet whose clients all turn to the apiserver at once: it would make one outage
+// into two. So each client has one start in each window, and the first window begins at a random
+// moment. All clients together then stay within the rate of the budget, without knowing of each
+// other. A read whose caller has a state waits for one window more, so that those without a state
+// go first, in the whole fleet and in each client.
+type Gate struct {
+	clock  Clock
+	random func() float64
+
+	mu     sync.Mutex
+	budget Budget
+	// next is the next start.
+	next time.Time
+	// laterFrom is the first start for a caller with a state.
+	laterFrom time.Time
+	// first and later are those that wait: without and with a state.
+	first, later []*start
+	// timer is set while some wait.
+	timer *timer
+}
+
+// start is a read that waits for its moment.
+type start struct{ admitted chan struct{} }
+
+// timer runs once, unless it is replaced.
+type timer struct {
+	at   time.Time
+	stop func()
+}
+
+// NewGate returns a gate with this budget. The random numbers are in [0, 1).
+func NewGate(clock Clock, random func() float64, budget Budget) *Gate {
+	return &Gate{clock: clock, random: random, budget: budget}
+}
+
+// SetBudget replaces the budget. Starts that wait keep their moment.
+func (g *Gate) SetBudget(budget Budget) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.budget = budget
+}
+
+// Wait waits for the moment of a start. It returns false if changed comes first, and an error if the
+// context ends first.
+func (g *Gate) Wait(ctx context.Context, hasState bool, changed <-chan struct{}) (bool, error) {
+	made := g.enter(hasState)
+	select {
+	case <-made.admitted:
+		return true, nil
+	case <-changed:
+		g.leave(made)
+		return false, nil
+	case <-ctx.Done():
+		g.leave(made)
+		return false, context.Cause(ctx)
+	}
+}
+
+func (g *Gate) enter(hasState bool) *start {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	made := &start{admitted: make(chan struct{})}
+	if now := g.clock.Now(); g.isIdle() && !now.Before(g.next) {
+		window := g.budget.Window()
+		g.next = now.Add(time.Duration(g.random() * float64(window)))
+		g.laterFrom = g.next.Add(window)
+	}
+	if hasState {
+		g.later = append(g.later, made)
+	} else {
+		g.first = append(g.first, made)
+	}
+	g.arm()
+	return made
+}
+
+func (g *Gate) leave(gone *start) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	isGone := func(other *start) bool { return other == gone }
+	g.first, g.later = slices.DeleteFunc(g.first, isGone), slices.DeleteFunc(g.later, isGone)
+	g.arm()
+}
+
+func (g *Gate) isIdle() bool { return len(g.first)+len(g.later) == 0 }
+
+// arm sets the timer to the next start.
+func (g *Gate) arm() {
+	at := g.next
+	if len(g.first) == 0 && at.Before(g.laterFrom) {
+		at = g.laterFrom
+	}
+	if g.timer != nil && !g.isIdle() && g.timer.at.Equal(at) {
+		return
+	}
+	if g.timer != nil {
+		g.timer.stop()
+		g.timer = nil
+	}
+	if g.isIdle() {
+		return
+	}
+	made := &timer{at: at}
+	made.stop = g.clock.AfterFunc(at.Sub(g.clock.Now()), func() { g.admit(made) })
+	g.timer = made
+}
+
+// admit lets the first start pass.
+func (g *Gate) admit(due *timer) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.timer != due {
+		return
+	}
+	g.timer = nil
+	from := &g.first
+	if len(*from) == 0 {
+		from = &g.later
+	}
+	close((*from)[0].admitted)
+	*from = (*from)[1:]
+	// Not from due.at: a start that came late would be followed by the next one at once.
+	g.next = g.clock.Now().Add(g.budget.Window())
+	g.arm()
+}

@@ -1,0 +1,110 @@
+package fallback
+
+import "time"
+
+const (
+	// BusyMax is for how long kubefan may answer nothing but "later" before it counts as away.
+	BusyMax = 10 * time.Second
+	// HoldMin is for how long kubefan must be healthy before reads return to it.
+	HoldMin = 30 * time.Second
+	// HoldMax limits the hold of a kubefan that fails soon after each return.
+	HoldMax = 10 * time.Minute
+)
+
+// Side says where reads go.
+type Side int
+
+const (
+	// Healthy: reads go to kubefan.
+	Healthy Side = iota
+	// Away: reads go to the apiserver. kubefan is probed.
+	Away
+	// Returning: reads go to the apiserver, and kubefan has answered each probe for a while.
+	Returning
+)
+
+func (s Side) String() string {
+	switch s {
+	case Healthy:
+		return "healthy"
+	case Away:
+		return "away"
+	default:
+		return "returning"
+	}
+}
+
+// Machine decides where reads go. It has no clock and does nothing by itself.
+type Machine struct {
+	side Side
+	// epoch counts the outages, so that an old failure does not begin a new one.
+	epoch uint64
+	// busySince is the time of the first "later" in a row. Zero: the last answer was another.
+	busySince time.Time
+	// returnedAt is the time of the last return.
+	returnedAt time.Time
+	// healthySince is the time of the first probe in a row that was answered.
+	healthySince time.Time
+	// hold is for how long probes must be answered in this outage. Zero: one is enough, as nothing has
+	// moved and kubefan has not failed soon after a return.
+	hold time.Duration
+}
+
+// Failed notes that a request which was sent in this epoch found no kubefan.
+func (m *Machine) Failed(now time.Time, epoch uint64) {
+	if m.side != Healthy || epoch != m.epoch {
+		return
+	}
+	isRelapse := !m.returnedAt.IsZero() && now.Sub(m.returnedAt) < max(2*m.hold, 2*HoldMin)
+	switch {
+	case !isRelapse:
+		m.hold = 0
+	case m.hold == 0:
+		m.hold = HoldMin
+	default:
+		m.hold = min(2*m.hold, HoldMax)
+	}
+	m.side, m.busySince = Away, time.Time{}
+	m.epoch++
+}
+
+// Busy notes that kubefan asked to come back later.
+func (m *Machine) Busy(now time.Time, epoch uint64) {
+	if m.side != Healthy || epoch != m.epoch {
+		return
+	}
+	if m.busySince.IsZero() {
+		m.busySince = now
+	}
+	if now.Sub(m.busySince) >= BusyMax {
+		m.Failed(now, epoch)
+	}
+}
+
+// Answered notes any other answer of kubefan.
+func (m *Machine) Answered() { m.busySince = time.Time{} }
+
+// Moved notes that a read was started at the apiserver. From then on kubefan must be healthy for a
+// while: a watch that moved should not move again soon.
+func (m *Machine) Moved() {
+	if m.side != Healthy {
+		m.hold = max(m.hold, HoldMin)
+	}
+}
+
+// Probed notes the outcome of a probe.
+func (m *Machine) Probed(now time.Time, isHealthy bool) {
+	if m.side == Healthy {
+		return
+	}
+	if !isHealthy {
+		m.side = Away
+		return
+	}
+	if m.side == Away {
+		m.side, m.healthySince = Returning, now
+	}
+	if now.Sub(m.healthySince) >= m.hold {
+		m.side, m.returnedAt = Healthy, now
+	}
+}
