@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"kubefan.dev/clients/go/internal/fallback"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
 
@@ -37,6 +38,8 @@ type Client struct {
 	address        string
 	token          *token
 	connectTimeout time.Duration
+	// fallback is nil without an apiserver.
+	fallback *fallbackReads
 }
 
 // ObjectList is a complete list.
@@ -72,7 +75,8 @@ func (o ReadOptions) check(address string) error {
 
 // Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path.
 // It fails with an *Error if a file of the options cannot be read, or if there is no connection
-// within ConnectTimeout. Call Close at the end.
+// within ConnectTimeout. With an Apiserver, a kubefan that cannot be reached is no error. Call Close at
+// the end.
 func Connect(ctx context.Context, address string, options Options) (*Client, error) {
 	client, err := ConnectLazy(address, options)
 	if err != nil {
@@ -84,6 +88,10 @@ func Connect(ctx context.Context, address string, options Options) (*Client, err
 		return nil, &Error{Address: address, Code: codes.InvalidArgument, Message: err.Error()}
 	}
 	if err := client.reach(ctx); err != nil {
+		if client.fallback != nil && ctx.Err() == nil && client.fallback.note(errorOf(err, address), 0) == verdictAway {
+			// Reads go to the apiserver.
+			return client, nil
+		}
 		_ = client.Close()
 		return nil, err
 	}
@@ -121,14 +129,23 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, wrong(err)
 	}
-	return &Client{
+	made := &Client{
 		conn: conn, service: api.NewWatchServiceClient(conn), address: address, token: token,
 		connectTimeout: options.ConnectTimeout,
-	}, nil
+	}
+	if options.Apiserver != nil {
+		made.fallback = newFallback(made, options, fallback.RealClock{})
+	}
+	return made, nil
 }
 
-// Close ends the connection and with it all watches.
-func (c *Client) Close() error { return c.conn.Close() }
+// Close ends the connection and with it all watches of kubefan.
+func (c *Client) Close() error {
+	if c.fallback != nil {
+		c.fallback.monitor.Close()
+	}
+	return c.conn.Close()
+}
 
 // Address is the one that the caller gave to Connect.
 func (c *Client) Address() string { return c.address }
@@ -167,15 +184,21 @@ func (c *Client) ListChunks(
 		Target: target.message(), ResourceVersion: version, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
 	}
-	return c.call(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithCancel(ctx)
+	read := &eitherRead{}
+	read.send = func(ctx context.Context) error {
+		ctx, answered, cancel := c.answerLimit(ctx)
 		defer cancel()
 		stream, err := c.service.List(ctx, request)
 		if err != nil {
-			return err
+			return c.limitedError(ctx, err)
 		}
 		for count := 0; ; count++ {
 			chunk, err := stream.Recv()
+			if count == 0 {
+				answered()
+				err = c.limitedError(ctx, err)
+				c.learn(stream.Header())
+			}
 			switch {
 			case errors.Is(err, io.EOF) && count > 0:
 				return nil
@@ -187,11 +210,23 @@ func (c *Client) ListChunks(
 				return c.protocol("a list without a resource version")
 			}
 			chunk.ResourceVersion = receivedVersion(chunk.GetResourceVersion(), chunk.GetVersionIsComplete())
+			c.remember(target, chunk.GetResource())
+			read.isPartial = true
 			if err := each(chunk); err != nil {
 				return err
 			}
 		}
-	})
+	}
+	read.direct = func(ctx context.Context) error {
+		list, err := c.fallback.apiserver.List(ctx, c.fallback.read(target, options.Projection))
+		if err != nil {
+			return err
+		}
+		return each(&api.ListResponse{
+			ResourceVersion: list.ResourceVersion, Objects: list.Objects, Resource: list.Resource,
+		})
+	}
+	return c.readEither(ctx, read)
 }
 
 // Get returns one object. Target.Name is required, and so is Target.Namespace for namespaced
@@ -206,14 +241,27 @@ func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*
 		Encoding: options.Encoding.message(),
 	}
 	var response *api.GetResponse
-	err := c.call(ctx, func(ctx context.Context) (err error) {
-		response, err = c.service.Get(ctx, request)
+	read := &eitherRead{}
+	read.send = func(ctx context.Context) (err error) {
+		ctx, _, cancel := c.answerLimit(ctx)
+		defer cancel()
+		var header metadata.MD
+		response, err = c.service.Get(ctx, request, grpc.Header(&header))
+		c.learn(header, err)
 		if err == nil && response.GetObject() == nil {
 			err = c.protocol("a get without an object")
 		}
+		return c.limitedError(ctx, err)
+	}
+	read.direct = func(ctx context.Context) error {
+		object, err := c.fallback.apiserver.Get(ctx, c.fallback.read(target, options.Projection))
+		response = &api.GetResponse{Object: object}
 		return err
-	})
-	return response, err
+	}
+	if err := c.readEither(ctx, read); err != nil {
+		return nil, err
+	}
+	return response, nil
 }
 
 // ListResources returns the state of each cache, ordered by name.
@@ -233,9 +281,10 @@ func (c *Client) call(ctx context.Context, send func(context.Context) error) err
 		if err != nil {
 			return err
 		}
-		// Without a connection the call fails at once, with the reason.
-		c.awaitConnection(ctx)
-		err = send(authorized)
+		err = c.connection(ctx)
+		if err == nil {
+			err = send(authorized)
+		}
 		if err == nil {
 			return nil
 		}

@@ -1,6 +1,8 @@
 package kubefan
 
 import (
+	"cmp"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
@@ -56,6 +58,21 @@ type Options struct {
 	// DialOptions are added to those of the client, such as interceptors for metrics. Do not set
 	// credentials here.
 	DialOptions []grpc.DialOption
+
+	// Apiserver, if set, is read from while kubefan is away, within the budget: see package apiserver
+	// and docs/clients-fallback.md. The defaults become ConnectTimeout 3 s, KeepaliveInterval 10 s and
+	// KeepaliveTimeout 4 s, so that a kubefan that hangs is noticed soon.
+	Apiserver Apiserver
+	// Budget limits the reads at the apiserver. A budget in kubefan's answers replaces it.
+	Budget Budget
+	// Logger gets a line for each change between kubefan and the apiserver. Default: slog.Default.
+	Logger *slog.Logger
+	// OnSide, if set, is called for each change of kubefan's state, with the reason. It must not block,
+	// nor call the client.
+	OnSide func(side Side, reason string)
+	// OnStart, if set, is called for each start at the apiserver, with the time that it has waited. It
+	// must not block.
+	OnStart func(waited time.Duration)
 }
 
 // InCluster returns the options of a program in a pod, for InClusterAddress: the token of its
@@ -69,6 +86,11 @@ func InCluster(caFile string) Options {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Apiserver != nil {
+		o.ConnectTimeout = cmp.Or(o.ConnectTimeout, 3*time.Second)
+		o.KeepaliveInterval = cmp.Or(o.KeepaliveInterval, 10*time.Second)
+		o.KeepaliveTimeout = cmp.Or(o.KeepaliveTimeout, 4*time.Second)
+	}
 	if o.ConnectTimeout <= 0 {
 		o.ConnectTimeout = defaultConnectTimeout
 	}

@@ -152,7 +152,9 @@ const (
 type Fallback int
 
 const (
-	// FallbackNever waits until kubefan is back. The apiserver gets no request: all clients of a
-	// cluster at the apiserver at once are the load that kubefan prevents.
-	FallbackNever Fallback = iota
+	// FallbackPaced reads from the apiserver, within the budget, if the client has one
+	// (Options.Apiserver). Otherwise it waits.
+	FallbackPaced Fallback = iota
+	// FallbackNever waits until kubefan is back. The apiserver gets no request.
+	FallbackNever
 )

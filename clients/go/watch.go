@@ -54,6 +54,8 @@ type WatchStream struct {
 	baseIsCurrent bool
 	// chunk has the events of a snapshot chunk that are not yet returned.
 	chunk []*api.Event
+
+	watchFallback
 }
 
 // Watch starts a watch, which ends with ctx. Nothing is sent before the first read. A read returns
@@ -69,6 +71,9 @@ func (c *Client) Watch(ctx context.Context, target Target, options WatchOptions)
 	}
 	if options.Timeout > 0 {
 		watch.deadline = time.Now().Add(options.Timeout)
+	}
+	if options.Fallback != FallbackNever {
+		watch.reads = c.fallback
 	}
 	if options.Encoding == EncodingZstdDelta {
 		watch.base = newDeltaBase(options.DeltaBaseBytesMax)
@@ -108,8 +113,11 @@ func (w *WatchStream) Next() (WatchItem, error) {
 		if w.ended {
 			return WatchItem{}, io.EOF
 		}
+		if len(w.queue) > 0 {
+			return w.nextQueued(), nil
+		}
 		if w.stream == nil {
-			item, done, err := w.reopen()
+			item, done, err := w.advance()
 			if done || err != nil {
 				return item, err
 			}
@@ -129,6 +137,17 @@ func (w *WatchStream) Next() (WatchItem, error) {
 	}
 }
 
+// advance makes a step without a stream of kubefan.
+func (w *WatchStream) advance() (item WatchItem, done bool, err error) {
+	if w.direct != nil {
+		return w.nextDirect()
+	}
+	if w.goesDirect() {
+		return w.openDirect()
+	}
+	return w.reopen()
+}
+
 // Close ends the watch.
 func (w *WatchStream) Close() {
 	w.end()
@@ -136,12 +155,18 @@ func (w *WatchStream) Close() {
 }
 
 // Open makes one attempt to connect, if there is no stream, and returns its error. The watch may be
-// read after any result, except an error that is not retryable.
+// read after any result, except an error that is not retryable. A watch that goes on at the apiserver
+// has no error.
 func (w *WatchStream) Open() error {
-	if w.stream != nil || w.ended {
+	if w.stream != nil || w.ended || w.direct != nil || w.goesDirect() {
 		return nil
 	}
-	return w.open()
+	epoch := w.epoch()
+	err := w.open()
+	if w.noteOpened(err, epoch) {
+		return nil
+	}
+	return err
 }
 
 // ResumeVersion is the version to resume from, with Cluster. See WatchItem.ResumeVersion.
@@ -158,6 +183,7 @@ func (w *WatchStream) item(item WatchItem) WatchItem {
 func (w *WatchStream) end() {
 	w.ended = true
 	w.drop()
+	w.dropDirect()
 }
 
 // drop forgets the stream. Deltas and chunks of another stream do not continue it.
@@ -187,9 +213,12 @@ func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
 		w.end()
 		return WatchItem{}, true, io.EOF
 	}
-	switch err := w.open(); {
-	case err != nil:
-		return w.failed(err)
+	epoch := w.epoch()
+	openErr := w.open()
+	w.noteOpened(openErr, epoch)
+	switch {
+	case openErr != nil:
+		return w.failed(openErr)
 	case w.broken:
 		w.broken = false
 		return w.item(WatchItem{Kind: ItemReconnected}), true, nil
@@ -209,18 +238,23 @@ func (w *WatchStream) open() error {
 			return err
 		}
 		w.sent = sent
-		ctx, cancel := context.WithCancel(ctx)
-		// Without a connection the call fails at once, with the reason.
-		w.client.awaitConnection(ctx)
-		stream, err := w.client.service.Watch(ctx, w.request())
+		ctx, answered, cancel := w.client.answerLimit(ctx)
+		err = w.client.connection(ctx)
+		var stream api.WatchService_WatchClient
+		if err == nil {
+			stream, err = w.client.service.Watch(ctx, w.request())
+		}
 		if err == nil {
 			// The headers come when the server has accepted the request. Without them, Recv has the error.
 			if header, headerErr := stream.Header(); headerErr == nil && header != nil {
+				answered()
+				w.learn(header)
 				w.stream, w.closeStream, w.openedAt, w.nextCluster = stream, w.closer(cancel), time.Now(), nil
 				return nil
 			}
 			_, err = stream.Recv()
 		}
+		err = w.client.limitedError(ctx, err)
 		cancel()
 		if err == nil || errors.Is(err, io.EOF) {
 			err = errEnded(w.client.address)
@@ -301,6 +335,7 @@ func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done 
 			w.base.clear()
 		}
 		begin := message.SnapshotBegin
+		w.rememberResource(begin.GetResource())
 		cluster := begin.GetCluster()
 		w.nextCluster = &cluster
 		item = WatchItem{
@@ -343,6 +378,12 @@ func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done 
 		return w.undecodable(err), true
 	}
 	w.baseIsCurrent = response.GetResumeVersion() != ""
+	if w.reads != nil && item.Kind == ItemEvent && done && w.baseIsCurrent && !w.at.accepts(item.Event) {
+		return WatchItem{}, false
+	}
+	if item.Kind == ItemSnapshotEnd || item.Kind == ItemGapEnd || item.Kind == ItemCatchUpEnd {
+		w.at, w.hadState = atVersion{}, false
+	}
 	if w.baseIsCurrent {
 		w.resumeVersion = receivedVersion(response.GetResumeVersion(), response.GetVersionIsComplete())
 		if w.nextCluster != nil {
@@ -402,6 +443,8 @@ func (w *WatchStream) streamEnded(err error) (item WatchItem, done bool, _ error
 func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
 	w.drop()
 	w.chunk = nil
+	// What follows may come from another server.
+	w.at.moved = true
 	if w.ctx.Err() != nil {
 		return WatchItem{}, false, nil
 	}
@@ -413,7 +456,7 @@ func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
 	restart := failure.IsExpired() && w.options.OnExpired == OnExpiredRestart
 	// The file may get another token. A token that was never accepted is a mistake, though.
 	mayLogin := isRefused && !w.openedAt.IsZero() && w.client.token.mayChange()
-	if !restart && !mayLogin && !failure.IsRetryable() {
+	if !restart && !mayLogin && !w.isRefused(failure) && !failure.IsRetryable() {
 		w.end()
 		return WatchItem{}, true, failure
 	}
@@ -422,6 +465,7 @@ func (w *WatchStream) failed(err error) (item WatchItem, done bool, _ error) {
 	retryIn := w.backoff.delay(time.Now(), failure.RetryAfter)
 	w.retryAt = time.Now().Add(retryIn)
 	if restart {
+		w.hadState = w.hadState || w.resumeVersion != ""
 		w.resumeVersion, w.cluster, w.baseIsCurrent = "", "", false
 		return w.item(WatchItem{Kind: ItemRestarted, Err: failure}), true, nil
 	}

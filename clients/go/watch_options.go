@@ -41,8 +41,8 @@ type WatchOptions struct {
 	OnExpired OnExpired
 	// OnLag is the reaction if the stream has fallen behind the events that the server retains.
 	OnLag OnLag
-	// Fallback is the reaction while kubefan cannot be reached. FallbackNever, the default, is the
-	// only value.
+	// Fallback is the reaction while kubefan cannot be reached: FallbackPaced, the default, reads from the
+	// client's apiserver, if it has one.
 	Fallback Fallback
 	// Backoff is the delays between retries.
 	Backoff BackoffOptions
@@ -54,7 +54,7 @@ func (o WatchOptions) check(address string) error {
 		o.Encoding.check(address, "WatchOptions.Encoding"),
 		checkConstant(address, "WatchOptions.OnExpired", o.OnExpired, "OnExpiredRestart", "OnExpiredFail"),
 		checkConstant(address, "WatchOptions.OnLag", o.OnLag, "OnLagConflate", "OnLagExpire"),
-		checkConstant(address, "WatchOptions.Fallback", o.Fallback, "FallbackNever"),
+		checkConstant(address, "WatchOptions.Fallback", o.Fallback, "FallbackPaced", "FallbackNever"),
 		o.Projection.check(address),
 	)
 }

@@ -167,7 +167,7 @@ func TestOptionsThatMeanNothingAreRefusedBeforeARequest(t *testing.T) {
 		"EncodingZstdDelta, EncodingProtobuf": {Encoding: EncodingProtobuf + 1},
 		"OnExpiredRestart, OnExpiredFail":     {OnExpired: OnExpiredFail + 1},
 		"OnLagConflate, OnLagExpire":          {OnLag: -1},
-		"FallbackNever":                       {Fallback: FallbackNever + 1},
+		"FallbackPaced, FallbackNever":        {Fallback: FallbackNever + 1},
 	} {
 		refused(watched(wrong), "", word)
 	}

@@ -68,12 +68,14 @@ var printed = map[string][][]string{
 		{`start over: `},
 		nil,
 		{`NotFound OBJECT_NOT_FOUND false`},
+		{`2 pods from kubefan`},
 	},
 }
 
 // imported are the packages that bodies may name.
 var imported = map[string]string{
-	"cache": "k8s.io/client-go/tools/cache", "clientgoinformers": "k8s.io/client-go/informers",
+	"apiserver": "kubefan.dev/clients/go/apiserver",
+	"cache":     "k8s.io/client-go/tools/cache", "clientgoinformers": "k8s.io/client-go/informers",
 	"corev1": "k8s.io/api/core/v1", "ctrl": "sigs.k8s.io/controller-runtime",
 	"ctrlcache": "kubefan.dev/clients/go/ctrlcache", "errors": "errors", "fmt": "fmt",
 	"informers": "kubefan.dev/clients/go/informers", "labels": "k8s.io/apimachinery/pkg/labels", "log": "log",

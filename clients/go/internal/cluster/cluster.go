@@ -170,6 +170,9 @@ func (c *Cluster) StartKubefan(t testing.TB, address string, args ...string) *Ku
 // Kill ends kubefan by SIGKILL.
 func (k *Kubefan) Kill() { k.process.kill() }
 
+// Signal sends a signal to kubefan.
+func (k *Kubefan) Signal(signal os.Signal) { _ = k.process.command.Process.Signal(signal) }
+
 func (c *Cluster) credentials(t testing.TB) {
 	t.Helper()
 	// The second certificate is the one that signed the first.

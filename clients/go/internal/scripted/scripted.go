@@ -11,6 +11,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -30,6 +32,10 @@ type Answer struct {
 type Server struct {
 	api.UnimplementedWatchServiceServer
 	Address string
+	// Health is gRPC's health service, which says SERVING until it is told otherwise.
+	Health *health.Server
+	// Metadata is sent with each answer to a watch, if it is set before the first.
+	Metadata metadata.MD
 
 	mu       sync.Mutex
 	answers  []Answer
@@ -44,8 +50,9 @@ func Start(t testing.TB, answers ...Answer) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := &Server{Address: listener.Addr().String(), answers: answers}
+	made := &Server{Address: listener.Addr().String(), answers: answers, Health: health.NewServer()}
 	server := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(server, made.Health)
 	api.RegisterWatchServiceServer(server, made)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
@@ -78,7 +85,7 @@ func (s *Server) Watch(request *api.WatchRequest, stream grpc.ServerStreamingSer
 	if answer.Err != nil && len(answer.Messages) == 0 {
 		return answer.Err
 	}
-	if err := stream.SendHeader(metadata.MD{}); err != nil {
+	if err := stream.SendHeader(s.Metadata); err != nil {
 		return err
 	}
 	for _, message := range answer.Messages {

@@ -1,0 +1,352 @@
+package kubefan
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	api "kubefan.dev/clients/go/kubefanv1alpha1"
+)
+
+// errLeave is the cause of a watch of the apiserver that ends because kubefan is back.
+var errLeave = errors.New("kubefan is back")
+
+// watchFallback is the part of a watch that reads from the apiserver. The zero value is for a watch
+// that never does.
+type watchFallback struct {
+	reads *fallbackReads
+	// queue has items that are not yet returned: of a list.
+	queue []WatchItem
+	// direct is the watch of the apiserver; nil while kubefan is read.
+	direct *directWatch
+	// directAt is the time of the next attempt after an error of the apiserver.
+	directAt time.Time
+	// refusedUntil is the time for which kubefan has no answer for this watch.
+	refusedUntil time.Time
+	// hadState: the caller has a state, although the version has expired.
+	hadState bool
+	// barred: the apiserver has refused this watch in the outage barredIn.
+	barred   bool
+	barredIn uint64
+	// at has the objects whose events at one version were returned.
+	at atVersion
+}
+
+// directWatch is a watch of the apiserver.
+type directWatch struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// events is nil before the watch is opened, after a list.
+	events ApiserverWatch
+}
+
+// atVersion knows which objects had an event at the last version. Several events may have one
+// version, and the apiserver knows no place between them.
+type atVersion struct {
+	version string
+	keys    map[string]struct{}
+	// moved: the server has changed since, so events of this version may come again.
+	moved bool
+}
+
+// accepts notes an event. It returns false for one that was returned before.
+func (a *atVersion) accepts(event *api.Event) bool {
+	key := event.GetNamespace() + "/" + event.GetName()
+	if event.GetResourceVersion() != a.version {
+		a.version, a.moved = event.GetResourceVersion(), false
+		clear(a.keys)
+	}
+	if _, found := a.keys[key]; found && a.moved {
+		return false
+	}
+	if a.keys == nil {
+		a.keys = map[string]struct{}{}
+	}
+	a.keys[key] = struct{}{}
+	return true
+}
+
+// fromVersion is the version to watch the apiserver from. After some events of a version it is the one
+// before, so that the others are sent.
+func (a *atVersion) fromVersion(resumeVersion string) string {
+	version, place, _ := strings.Cut(resumeVersion, ".")
+	if place == "end" || version != a.version || len(a.keys) == 0 {
+		return version
+	}
+	number, err := strconv.ParseUint(version, 10, 64)
+	if err != nil || number < 2 {
+		return version
+	}
+	return strconv.FormatUint(number-1, 10)
+}
+
+// goesDirect tells whether the watch reads from the apiserver now.
+func (w *WatchStream) goesDirect() bool {
+	if w.reads == nil {
+		return false
+	}
+	view := w.reads.monitor.Look()
+	if view.IsHealthy {
+		return time.Now().Before(w.refusedUntil)
+	}
+	return !w.barred || w.barredIn != view.Epoch
+}
+
+// epoch is the number of the outage, for noteOpened.
+func (w *WatchStream) epoch() uint64 {
+	if w.reads == nil {
+		return 0
+	}
+	return w.reads.monitor.Look().Epoch
+}
+
+func (w *WatchStream) learn(header metadata.MD) {
+	if w.client.fallback != nil {
+		w.client.fallback.learn(header)
+	}
+}
+
+func (w *WatchStream) rememberResource(resource *api.ResolvedResource) {
+	if w.reads != nil {
+		w.reads.remember(w.target, resource)
+	}
+}
+
+// noteOpened notes the outcome of an attempt to open a stream of kubefan. It returns true if the watch
+// goes on at the apiserver.
+func (w *WatchStream) noteOpened(err error, epoch uint64) bool {
+	if w.reads == nil || w.ctx.Err() != nil {
+		return false
+	}
+	if err == nil {
+		w.reads.note(nil, epoch)
+		return false
+	}
+	switch w.reads.note(errorOf(err, w.client.address), epoch) {
+	case verdictAway:
+		return w.goesDirect()
+	case verdictRefused:
+		w.refusedUntil = time.Now().Add(refusedFor)
+		return true
+	default:
+		return false
+	}
+}
+
+// openDirect waits for the moment of a start at the apiserver, and makes it.
+func (w *WatchStream) openDirect() (item WatchItem, done bool, _ error) {
+	if err := w.options.check(w.client.address); err != nil {
+		w.end()
+		return WatchItem{}, true, err
+	}
+	view := w.reads.monitor.Look()
+	changed := view.Changed
+	if view.IsHealthy {
+		// kubefan has no answer for this watch: its state does not matter.
+		changed = nil
+	}
+	ctx, cancel := w.untilDeadline()
+	defer cancel()
+	if wait := time.Until(w.directAt); wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-changed:
+			return WatchItem{}, false, nil
+		case <-ctx.Done():
+			return w.waitEnded()
+		}
+	}
+	isAdmitted, err := w.reads.waitForStart(ctx, w.resumeVersion != "" || w.hadState, changed)
+	switch {
+	case err != nil:
+		return w.waitEnded()
+	case !isAdmitted:
+		return WatchItem{}, false, nil
+	}
+	direct := &directWatch{}
+	direct.ctx, direct.cancel = context.WithCancelCause(w.ctx)
+	w.direct = direct
+	if w.resumeVersion == "" {
+		err = w.listDirect()
+	} else {
+		err = w.watchDirect()
+	}
+	if err != nil {
+		return w.directEnded(direct, err)
+	}
+	leave := func() { direct.cancel(errLeave) }
+	if view.IsHealthy {
+		stop := w.reads.clock.AfterFunc(time.Until(w.refusedUntil), leave)
+		context.AfterFunc(direct.ctx, stop)
+	} else {
+		go w.reads.monitor.AwaitReturn(direct.ctx, leave)
+	}
+	if w.broken {
+		w.broken = false
+		return w.item(WatchItem{Kind: ItemReconnected}), true, nil
+	}
+	return WatchItem{}, false, nil
+}
+
+// untilDeadline is the context of the watch, until its timeout.
+func (w *WatchStream) untilDeadline() (context.Context, context.CancelFunc) {
+	if w.deadline.IsZero() {
+		return context.WithCancel(w.ctx)
+	}
+	return context.WithDeadline(w.ctx, w.deadline)
+}
+
+// waitEnded ends a wait whose context has ended: that of the watch, or by its timeout.
+func (w *WatchStream) waitEnded() (item WatchItem, done bool, _ error) {
+	if w.ctx.Err() != nil {
+		return WatchItem{}, false, nil // Next returns the error of the context.
+	}
+	w.end()
+	return WatchItem{}, true, io.EOF
+}
+
+// listDirect reads the state. The watch that follows is part of the same start.
+func (w *WatchStream) listDirect() error {
+	list, err := w.reads.apiserver.List(w.direct.ctx, w.reads.read(w.target, w.options.Projection))
+	if err != nil {
+		return err
+	}
+	begin := WatchItem{Kind: ItemSnapshotBegin, ResourceVersion: wholeVersion(list.ResourceVersion), Resource: list.Resource}
+	w.queue = append(w.queue, begin)
+	for _, object := range list.Objects {
+		w.queue = append(w.queue, WatchItem{Kind: ItemEvent, Event: &api.Event{
+			Type: api.EventType_EVENT_TYPE_ADDED, Namespace: object.GetNamespace(), Name: object.GetName(),
+			Uid: object.GetUid(), ResourceVersion: object.GetResourceVersion(), Object: object.GetObject(),
+		}})
+	}
+	end := WatchItem{Kind: ItemSnapshotEnd, ObjectCount: int64(len(list.Objects)), ResumeVersion: list.ResourceVersion}
+	w.queue = append(w.queue, end)
+	return nil
+}
+
+func wholeVersion(version string) string {
+	whole, _, _ := strings.Cut(version, ".")
+	return whole
+}
+
+// watchDirect opens the watch from the last version.
+func (w *WatchStream) watchDirect() error {
+	read := w.reads.read(w.target, w.options.Projection)
+	read.ResourceVersion = w.at.fromVersion(w.resumeVersion)
+	events, err := w.reads.apiserver.Watch(w.direct.ctx, read)
+	if err != nil {
+		return err
+	}
+	w.direct.events, w.at.moved = events, true
+	return nil
+}
+
+// nextQueued returns the next item of a list.
+func (w *WatchStream) nextQueued() WatchItem {
+	item := w.queue[0]
+	w.queue[0] = WatchItem{}
+	w.queue = w.queue[1:]
+	if item.Kind == ItemSnapshotEnd {
+		// The apiserver does not tell the cluster.
+		w.resumeVersion, w.cluster, w.hadState = item.ResumeVersion, "", false
+		w.at, w.baseIsCurrent = atVersion{}, false
+	}
+	return w.item(item)
+}
+
+// nextDirect waits for the next item of the apiserver.
+func (w *WatchStream) nextDirect() (item WatchItem, done bool, _ error) {
+	direct := w.direct
+	if direct.events == nil {
+		if err := w.watchDirect(); err != nil {
+			return w.directEnded(direct, err)
+		}
+	}
+	stop := func() bool { return true }
+	if !w.deadline.IsZero() {
+		timer := time.AfterFunc(time.Until(w.deadline), func() { direct.cancel(context.DeadlineExceeded) })
+		stop = timer.Stop
+	}
+	event, bookmark, err := direct.events.Next()
+	stop()
+	if err != nil {
+		return w.directEnded(direct, err)
+	}
+	w.baseIsCurrent = false
+	if event == nil {
+		w.resumeVersion = bookmark + versionEnd
+		return w.item(WatchItem{Kind: ItemBookmark}), true, nil
+	}
+	if !w.at.accepts(event) {
+		return WatchItem{}, false, nil
+	}
+	w.resumeVersion = event.GetResourceVersion()
+	return w.item(WatchItem{Kind: ItemEvent, Event: event}), true, nil
+}
+
+// directEnded handles the end of the apiserver's watch.
+func (w *WatchStream) directEnded(direct *directWatch, err error) (item WatchItem, done bool, _ error) {
+	cause := context.Cause(direct.ctx)
+	w.dropDirect()
+	isOver := !w.deadline.IsZero() && !time.Now().Before(w.deadline)
+	switch {
+	case w.ctx.Err() != nil:
+		return WatchItem{}, false, nil // Next returns the error of the context.
+	case isOver:
+		w.end()
+		return WatchItem{}, true, io.EOF
+	case errors.Is(cause, errLeave):
+		w.retryAt, w.refusedUntil = time.Time{}, time.Time{}
+		return WatchItem{}, false, nil
+	case errors.Is(err, io.EOF):
+		return WatchItem{}, false, nil
+	}
+	failure := errorOf(err, w.client.address)
+	view := w.reads.monitor.Look()
+	switch {
+	case failure.IsExpired():
+		return w.failed(failure)
+	case failure.IsRetryable():
+	case view.IsHealthy:
+		// Neither has an answer.
+		w.end()
+		return WatchItem{}, true, failure
+	default:
+		w.barred, w.barredIn = true, view.Epoch
+	}
+	retryIn := w.backoff.delay(time.Now(), failure.RetryAfter)
+	w.directAt = time.Now().Add(retryIn)
+	w.retryAt = w.directAt
+	w.broken = true
+	return w.item(WatchItem{Kind: ItemDisconnected, Err: failure, RetryIn: retryIn}), true, nil
+}
+
+// dropDirect ends the apiserver's watch.
+func (w *WatchStream) dropDirect() {
+	if w.direct == nil {
+		return
+	}
+	w.direct.cancel(nil)
+	if w.direct.events != nil {
+		w.direct.events.Close()
+	}
+	w.direct, w.queue = nil, nil
+	// What follows comes from another server.
+	w.at.moved = true
+}
+
+// isRefused tells whether the error is one of kubefan that the apiserver may not have, and lets the
+// watch go on there.
+func (w *WatchStream) isRefused(failure *Error) bool {
+	if w.reads == nil || verdictOf(failure) != verdictRefused {
+		return false
+	}
+	w.refusedUntil = time.Now().Add(refusedFor)
+	return true
+}
