@@ -196,9 +196,9 @@ func (c *Client) ListChunks(
 			chunk, err := stream.Recv()
 			if count == 0 {
 				answered()
-				err = c.limitedError(ctx, err)
 				c.learn(stream.Header())
 			}
+			err = c.limitedError(ctx, err)
 			switch {
 			case errors.Is(err, io.EOF) && count > 0:
 				return nil

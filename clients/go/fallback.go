@@ -109,6 +109,7 @@ type fallbackReads struct {
 	apiserver Apiserver
 	monitor   *fallback.Monitor
 	gate      *fallback.Gate
+	silence   *silence
 	clock     fallback.Clock
 	onStart   func(waited time.Duration)
 
@@ -145,6 +146,10 @@ func newFallback(client *Client, options Options, clock fallback.Clock) *fallbac
 	made.monitor = fallback.NewMonitor(fallback.Settings{
 		Clock: clock, Random: rand.Float64, Probe: client.isServing, OnSide: onSide,
 	})
+	made.silence = &silence{clock: clock, check: client.answers, failed: func() {
+		epoch := made.monitor.Look().Epoch
+		made.monitor.Note(errHangs.Error(), func(machine *fallback.Machine, now time.Time) { machine.Failed(now, epoch) })
+	}}
 	return made
 }
 
@@ -270,16 +275,22 @@ func (c *Client) readEither(ctx context.Context, read *eitherRead) error {
 // errNoAnswer is the cause of a call that ends without an answer.
 var errNoAnswer = errors.New("no answer within " + answerMax.String())
 
-// answerLimit ends a call that has no answer in time, if the client has an apiserver to ask. The
-// caller calls answered when there is one.
+// answerLimit ends a call that has no answer in time, if the client has an apiserver to ask, and later
+// if kubefan hangs. The caller calls answered when there is an answer.
 func (c *Client) answerLimit(ctx context.Context) (limited context.Context, answered func(), cancel context.CancelFunc) {
 	limited, cancelCause := context.WithCancelCause(ctx)
 	if c.fallback == nil {
 		return limited, func() {}, func() { cancelCause(nil) }
 	}
 	timer := time.AfterFunc(answerMax, func() { cancelCause(errNoAnswer) })
-	return limited, func() { timer.Stop() }, func() {
+	done := func() {}
+	answered = func() {
 		timer.Stop()
+		done = c.fallback.silence.watch(cancelCause)
+	}
+	return limited, answered, func() {
+		timer.Stop()
+		done()
 		cancelCause(nil)
 	}
 }
@@ -298,8 +309,9 @@ func (c *Client) connection(ctx context.Context) error {
 
 // limitedError is the error of a call under an answerLimit.
 func (c *Client) limitedError(limited context.Context, err error) error {
-	if err != nil && errors.Is(context.Cause(limited), errNoAnswer) {
-		return &Error{Address: c.address, Code: codes.Unavailable, Message: errNoAnswer.Error()}
+	cause := context.Cause(limited)
+	if err != nil && (errors.Is(cause, errNoAnswer) || errors.Is(cause, errHangs)) {
+		return &Error{Address: c.address, Code: codes.Unavailable, Message: cause.Error()}
 	}
 	return err
 }

@@ -61,7 +61,8 @@ type Options struct {
 
 	// Apiserver, if set, is read from while kubefan is away, within the budget: see package apiserver
 	// and docs/clients-fallback.md. The defaults become ConnectTimeout 3 s, KeepaliveInterval 10 s and
-	// KeepaliveTimeout 4 s, so that a kubefan that hangs is noticed soon.
+	// KeepaliveTimeout 4 s. kubefan's health is asked after 4 s of silence on all streams, so that a
+	// kubefan that hangs is noticed within 8 s.
 	Apiserver Apiserver
 	// Budget limits the reads at the apiserver. A budget in kubefan's answers replaces it.
 	Budget Budget

@@ -40,6 +40,7 @@ type WatchStream struct {
 	retryAt  time.Time
 
 	stream      api.WatchService_WatchClient
+	streamCtx   context.Context
 	closeStream func()
 	// openedAt is zero until a stream was opened.
 	openedAt time.Time
@@ -124,8 +125,9 @@ func (w *WatchStream) Next() (WatchItem, error) {
 			continue
 		}
 		response, err := w.stream.Recv()
+		w.heard()
 		if err != nil {
-			item, done, err := w.streamEnded(err)
+			item, done, err := w.streamEnded(w.client.limitedError(w.streamCtx, err))
 			if done || err != nil {
 				return item, err
 			}
@@ -161,9 +163,8 @@ func (w *WatchStream) Open() error {
 	if w.stream != nil || w.ended || w.direct != nil || w.goesDirect() {
 		return nil
 	}
-	epoch := w.epoch()
-	err := w.open()
-	if w.noteOpened(err, epoch) {
+	goesOn, err := w.openNoted()
+	if goesOn {
 		return nil
 	}
 	return err
@@ -213,12 +214,9 @@ func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
 		w.end()
 		return WatchItem{}, true, io.EOF
 	}
-	epoch := w.epoch()
-	openErr := w.open()
-	w.noteOpened(openErr, epoch)
-	switch {
-	case openErr != nil:
-		return w.failed(openErr)
+	switch _, err := w.openNoted(); {
+	case err != nil:
+		return w.failed(err)
 	case w.broken:
 		w.broken = false
 		return w.item(WatchItem{Kind: ItemReconnected}), true, nil
@@ -250,6 +248,7 @@ func (w *WatchStream) open() error {
 				answered()
 				w.learn(header)
 				w.stream, w.closeStream, w.openedAt, w.nextCluster = stream, w.closer(cancel), time.Now(), nil
+				w.streamCtx = ctx
 				return nil
 			}
 			_, err = stream.Recv()
@@ -324,7 +323,7 @@ func (w *WatchStream) request() *api.WatchRequest {
 
 // accept applies a message, and returns its item unless the message has none of its own.
 func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done bool) {
-	done = true
+	done, w.isFresh = true, false
 	var err error
 	switch message := response.GetMessage().(type) {
 	case *api.WatchResponse_Event:
@@ -429,6 +428,7 @@ func (w *WatchStream) streamEnded(err error) (item WatchItem, done bool, _ error
 		return w.failed(errEnded(w.client.address))
 	}
 	failed := errorOf(err, w.client.address)
+	w.noteFresh(failed)
 	isMoved := failed.Reason == ReasonRebalanced || failed.Reason == ReasonConnectionAge
 	if isMoved && time.Since(w.openedAt) >= movedAfter {
 		// Nothing was lost, and nothing has failed.

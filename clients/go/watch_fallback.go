@@ -12,6 +12,9 @@ import (
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
 
+// shortStream is the life of a stream that was never open.
+const shortStream = time.Second
+
 // errLeave is the cause of a watch of the apiserver that ends because kubefan is back.
 var errLeave = errors.New("kubefan is back")
 
@@ -32,6 +35,10 @@ type watchFallback struct {
 	// barred: the apiserver has refused this watch in the outage barredIn.
 	barred   bool
 	barredIn uint64
+	// openEpoch is the number of the outage before the attempt to open the stream of kubefan.
+	openEpoch uint64
+	// isFresh: that stream has not brought a message.
+	isFresh bool
 	// at has the objects whose events at one version were returned.
 	at atVersion
 }
@@ -96,12 +103,29 @@ func (w *WatchStream) goesDirect() bool {
 	return !w.barred || w.barredIn != view.Epoch
 }
 
-// epoch is the number of the outage, for noteOpened.
-func (w *WatchStream) epoch() uint64 {
-	if w.reads == nil {
-		return 0
+// openNoted makes an attempt to open a stream of kubefan, and notes its outcome. It also returns
+// whether the watch goes on at the apiserver.
+func (w *WatchStream) openNoted() (goesOn bool, err error) {
+	if w.reads != nil {
+		w.openEpoch = w.reads.monitor.Look().Epoch
 	}
-	return w.reads.monitor.Look().Epoch
+	err = w.open()
+	w.isFresh = err == nil
+	return w.noteOpened(err), err
+}
+
+// noteFresh notes a stream that ended without a message, soon after it was opened: the headers of a
+// refusal may arrive before its status.
+func (w *WatchStream) noteFresh(err error) {
+	if w.isFresh && time.Since(w.openedAt) < shortStream {
+		w.noteOpened(err)
+	}
+}
+
+func (w *WatchStream) heard() {
+	if w.client.fallback != nil {
+		w.client.fallback.silence.heard()
+	}
 }
 
 func (w *WatchStream) learn(header metadata.MD) {
@@ -118,15 +142,15 @@ func (w *WatchStream) rememberResource(resource *api.ResolvedResource) {
 
 // noteOpened notes the outcome of an attempt to open a stream of kubefan. It returns true if the watch
 // goes on at the apiserver.
-func (w *WatchStream) noteOpened(err error, epoch uint64) bool {
+func (w *WatchStream) noteOpened(err error) bool {
 	if w.reads == nil || w.ctx.Err() != nil {
 		return false
 	}
 	if err == nil {
-		w.reads.note(nil, epoch)
+		w.reads.note(nil, w.openEpoch)
 		return false
 	}
-	switch w.reads.note(errorOf(err, w.client.address), epoch) {
+	switch w.reads.note(errorOf(err, w.client.address), w.openEpoch) {
 	case verdictAway:
 		return w.goesDirect()
 	case verdictRefused:
