@@ -4,8 +4,10 @@
 """
 
 from ._endpoint import ClientOptions
+from ._fallback import Budget, Side
 from ._keywords import ObjectList, ResourceStatus
 from ._version import __version__
+from .apiserver import Apiserver
 from .client import Client, WatchItems, WatchStream
 from .errors import (
     Expired,
@@ -55,8 +57,10 @@ from .reasons import ErrorMetadata, ErrorReason, GapReason
 from .store import Indexer
 
 __all__ = [
+    "Apiserver",
     "BackoffOptions",
     "Bookmark",
+    "Budget",
     "CatchUpBegin",
     "CatchUpEnd",
     "Client",
@@ -94,6 +98,7 @@ __all__ = [
     "Resource",
     "ResourceStatus",
     "Restarted",
+    "Side",
     "SnapshotBegin",
     "SnapshotEnd",
     "Stopped",

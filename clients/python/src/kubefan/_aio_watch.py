@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -12,14 +13,17 @@ import grpc
 import grpc.aio
 
 from . import _keywords as messages
+from ._aio_fallback import LoopClock, Worker, answer_in_time
 from ._changes import Changes
 from ._context import AsyncContextManager
 from ._endpoint import Endpoint
+from ._fallback_reads import StartWait
 from ._token import metadata_of
+from ._watch_fallback import WatchFallback
 from ._watch_state import WatchState
-from .errors import KubefanError, Unauthenticated, from_rpc
+from .errors import KubefanError, Unauthenticated, Unreachable, from_rpc
 from .items import Disconnected, Event, WatchItem
-from .options import Target, WatchOptions
+from .options import Fallback, Target, WatchOptions
 from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
@@ -42,6 +46,12 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         self._call: Any = None
         self._sent: Optional[str] = None
         self._closed = asyncio.Event()
+        self._fallback: Optional[WatchFallback] = None
+        if made.fallback is not None and options.fallback != Fallback.NEVER:
+            self._fallback = WatchFallback(made.fallback, self._state, target, options)
+        self._worker: Optional[Worker] = None
+        #: The step at the apiserver that is under way.
+        self._reading: Optional[asyncio.Future[list[WatchItem]]] = None
         self.resume_version = options.resource_version
         self._method = channel.unary_stream(
             messages.WATCH,
@@ -69,17 +79,28 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         self._closed.set()
         if self._call is not None:
             self._call.cancel()
+        if self._fallback is not None:
+            self._fallback.close()
+        if self._worker is not None:
+            self._worker.close()
 
     async def _exit(self) -> None:
         self.close()
 
     async def _step(self) -> list[WatchItem]:
+        fallback = self._fallback
+        if self._call is None and fallback is not None:
+            is_under_way = self._reading is not None
+            if is_under_way or fallback.goes_direct(time.monotonic()):
+                return await self._direct(fallback)
         try:
             if self._call is None:
                 return await self._open()
             message = await self._call.read()
         except grpc.RpcError as failed:
             return self._failed(from_rpc(failed, self._endpoint.address))
+        except Unreachable as error:
+            return self._failed(error)
         except asyncio.CancelledError:
             # `close` cancels the call, which the reader notices as its own cancellation.
             if self._closed.is_set():
@@ -92,20 +113,71 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         if items and isinstance(items[-1], Disconnected):
             self._call.cancel()
             self._call = None
+        return items if fallback is None else fallback.filtered(items)
+
+    async def _direct(self, fallback: WatchFallback) -> list[WatchItem]:
+        """A step at the apiserver."""
+        now = time.monotonic()
+        if self._reading is None and not fallback.is_open:
+            left = self._state.seconds_left(now)
+            if self._state.is_over(now) or not await self._start(fallback, left):
+                return []
+        if self._reading is None:
+            step = fallback.read if fallback.is_open else self._opened_direct
+            self._reading = self._thread().run(step)
+        # If the caller is cancelled, its next step gets the result.
+        items = await asyncio.shield(self._reading)
+        self._reading = None
         return items
 
-    async def _open(self) -> list[WatchItem]:
-        delay = self._state.delay(time.monotonic())
-        if delay > 0:
+    def _opened_direct(self) -> list[WatchItem]:
+        return [] if self._fallback is None else self._fallback.open(time.monotonic())
+
+    def _thread(self) -> Worker:
+        if self._worker is None:
+            clock = LoopClock()
+            clock.bind()
+            self._worker = Worker(clock)
+        return self._worker
+
+    async def _start(self, fallback: WatchFallback, left: Optional[float]) -> bool:
+        """Waits for a start at the apiserver."""
+        delay = min(fallback.delay(time.monotonic()), math.inf if left is None else left)
+        if await self._is_closed_within(delay):
+            return False
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        wait = StartWait(fallback.reads, fallback.has_state, fallback.view(), wake)
+        tasks = [loop.create_task(woken.wait()), loop.create_task(self._closed.wait())]
+        try:
+            await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            is_admitted = wait.end()
+        return is_admitted and not self._closed.is_set()
+
+    async def _is_closed_within(self, seconds: float) -> bool:
+        if seconds > 0:
             try:
-                await asyncio.wait_for(self._closed.wait(), delay)
-                return []
+                await asyncio.wait_for(self._closed.wait(), seconds)
             except asyncio.TimeoutError:
-                pass
+                return False
+        return self._closed.is_set()
+
+    async def _open(self) -> list[WatchItem]:
+        if await self._is_closed_within(self._state.delay(time.monotonic())):
+            return []
         now = time.monotonic()
         request = self._state.request(now)
         if request is None:
             return []
+        reads = self._endpoint.fallback
+        if self._fallback is not None:
+            self._fallback.asks()
         try:
             self._sent = self._endpoint.authorization()
         except KubefanError as error:
@@ -114,9 +186,16 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
             request, metadata=metadata_of(self._sent), timeout=self._state.call_seconds(now)
         )
         self._call = call
-        await call.initial_metadata()
+        if reads is None:
+            await call.initial_metadata()
+        else:
+            reads.learn(await answer_in_time(call, self._endpoint.address))
         # A call that was refused is already over, and its error comes with the next step.
-        return [] if call.done() else self._state.opened(time.monotonic())
+        if call.done():
+            return []
+        if self._fallback is not None:
+            self._fallback.opened(time.monotonic())
+        return self._state.opened(time.monotonic())
 
     def _failed(self, error: KubefanError) -> list[WatchItem]:
         self._call = None
@@ -128,7 +207,10 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
             self._token.expire(self._sent)
         elif error.reason == ErrorReason.REAUTHENTICATE:
             self._token.expire(self._sent)
-        return self._state.failed(error, time.monotonic(), self._token.may_change)
+        now, is_certain = time.monotonic(), True
+        if self._fallback is not None:
+            is_certain = not self._fallback.failed(error, now)
+        return self._state.failed(error, now, self._token.may_change, is_certain)
 
 
 class WatchStream(AsyncContextManager, AsyncIterator[Event]):

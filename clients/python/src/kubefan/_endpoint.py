@@ -9,8 +9,11 @@ from typing import Any, Optional
 
 import grpc
 
+from ._fallback import Budget
+from ._fallback_reads import FallbackReads, OnSide, OnStart
 from ._token import Token
 from ._version import __version__
+from .apiserver import Apiserver
 from .errors import InvalidAddress, Unreachable
 from .options import check_at_least, check_seconds
 
@@ -42,6 +45,12 @@ class ClientOptions:
         keepalive_interval: A silent connection gets an HTTP/2 PING after this many seconds.
         keepalive_timeout: A PING without an answer for this many seconds means that the connection
             is dead; a watch then reconnects.
+        apiserver: Is read from while kubefan is away, within the budget (docs/clients-fallback.md).
+            With it the defaults are 3 s for connections, and 4 s for each silence and PING.
+        budget: The limit of reads at the apiserver. A budget in kubefan's answers replaces it.
+        on_side: Called with each state of kubefan and its reason. It must not block, nor call the
+            client.
+        on_start: Called with the seconds that each start at the apiserver has waited.
     """
 
     ca_file: Optional[str] = None
@@ -54,8 +63,21 @@ class ClientOptions:
     keepalive_interval: float = 30.0
     keepalive_timeout: float = 15.0
     server_name: Optional[str] = None
+    apiserver: Optional[Apiserver] = None
+    budget: Optional[Budget] = None
+    on_side: Optional[OnSide] = None
+    on_start: Optional[OnStart] = None
 
     def __post_init__(self) -> None:
+        if self.apiserver is not None:
+            # A kubefan that hangs is noticed soon, unless the program says otherwise.
+            for name, usual, seconds in (
+                ("connect_timeout", 10.0, 3.0),
+                ("keepalive_interval", 30.0, 4.0),
+                ("keepalive_timeout", 15.0, 4.0),
+            ):
+                if getattr(self, name) == usual:
+                    object.__setattr__(self, name, seconds)
         check_seconds("connect_timeout", self.connect_timeout)
         check_seconds("keepalive_interval", self.keepalive_interval)
         check_seconds("keepalive_timeout", self.keepalive_timeout)
@@ -76,6 +98,8 @@ class Endpoint:
     credentials: Optional[grpc.ChannelCredentials]
     settings: list[tuple[str, Any]]
     token: Token
+    #: The reads that may go to the apiserver. None without one.
+    fallback: Optional[FallbackReads] = None
 
     def authorization(self) -> Optional[str]:
         """The token for the next call, if there is one. Raises `Unreachable`."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Optional, TypedDict
 
 from ._endpoint import ClientOptions
+from ._fallback import Budget
+from ._fallback_reads import OnSide, OnStart
+from .apiserver import Apiserver
 
 #: kubefan's Service for gRPC clients, as docs/install.md makes it: the name has an address for each
 #: replica, and the client chooses.
@@ -28,6 +31,10 @@ class ClientKeywords(TypedDict, total=False):
     keepalive_interval: float
     keepalive_timeout: float
     server_name: Optional[str]
+    apiserver: Optional[Apiserver]
+    budget: Optional[Budget]
+    on_side: Optional[OnSide]
+    on_start: Optional[OnStart]
 
 
 def in_cluster_options(address: str, options: dict[str, Any]) -> tuple[str, ClientOptions]:

@@ -122,6 +122,17 @@ def get_request(
     return request, seconds
 
 
+def read_options(resource: str, keywords: dict[str, Any]) -> tuple[Target, Projection]:
+    """The target and the projection of a list or a get."""
+    target, rest = split(resource, keywords)
+    return target, rest.get("projection", Projection())
+
+
+def list_of_apiserver(version: str, resource: Resource, objects: list[Object]) -> ObjectList:
+    """A list of the apiserver, which has all events of its version."""
+    return ObjectList(received(version, True), objects, "", resource)
+
+
 def _seconds_max(rest: dict[str, Any]) -> float:
     seconds: float = rest.pop("timeout", CALL_SECONDS_MAX)
     check_seconds("timeout", seconds)

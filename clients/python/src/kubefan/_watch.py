@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -15,11 +16,13 @@ from ._changes import Changes
 from ._connection import Connection
 from ._context import ContextManager
 from ._endpoint import Endpoint
+from ._fallback_reads import StartWait, answer_of
 from ._token import metadata_of
+from ._watch_fallback import WatchFallback
 from ._watch_state import WatchState
 from .errors import KubefanError, Unauthenticated, Unreachable, from_rpc
 from .items import Disconnected, Event, WatchItem
-from .options import Target, WatchOptions
+from .options import Fallback, Target, WatchOptions
 from .reasons import ErrorReason
 from .v1alpha1 import watch_pb2 as api
 
@@ -43,6 +46,10 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         self._call: Any = None
         self._sent: Optional[str] = None
         self._closed = threading.Event()
+        self._woken = threading.Event()
+        self._fallback: Optional[WatchFallback] = None
+        if made.fallback is not None and options.fallback != Fallback.NEVER:
+            self._fallback = WatchFallback(made.fallback, self._state, target, options)
         self.resume_version = options.resource_version
         self._method = connection.channel.unary_stream(
             messages.WATCH,
@@ -72,15 +79,21 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
+        self._woken.set()
         self._connection.ignore(self._listener)
         call = self._call
         if call is not None:
             call.cancel()
+        if self._fallback is not None:
+            self._fallback.close()
 
     def _exit(self) -> None:
         self.close()
 
     def _step(self) -> list[WatchItem]:
+        fallback = self._fallback
+        if self._call is None and fallback is not None and fallback.goes_direct(time.monotonic()):
+            return self._direct(fallback)
         try:
             if self._call is None:
                 return self._open()
@@ -90,6 +103,8 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
             return self._state.finished(time.monotonic())
         except grpc.RpcError as failed:
             return self._failed(from_rpc(failed, self._endpoint.address))
+        except Unreachable as error:
+            return self._failed(error)
         except ValueError:
             # The channel was closed.
             self._closed.set()
@@ -98,7 +113,27 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         if items and isinstance(items[-1], Disconnected):
             self._call.cancel()
             self._call = None
-        return items
+        return items if fallback is None else fallback.filtered(items)
+
+    def _direct(self, fallback: WatchFallback) -> list[WatchItem]:
+        """A step at the apiserver."""
+        now = time.monotonic()
+        self._connection.ignore(self._listener)
+        if fallback.is_open:
+            return fallback.read()
+        left = self._state.seconds_left(now)
+        if self._state.is_over(now):
+            return []
+        self._woken.clear()
+        if self._closed.is_set() or self._closed.wait(
+            min(fallback.delay(now), math.inf if left is None else left)
+        ):
+            return []
+        wait = StartWait(fallback.reads, fallback.has_state, fallback.view(), self._woken.set)
+        self._woken.wait(left)
+        if not wait.end() or self._closed.is_set():
+            return []
+        return fallback.open(time.monotonic())
 
     def _open(self) -> list[WatchItem]:
         if self._closed.wait(self._state.delay(time.monotonic())):
@@ -107,6 +142,8 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         request = self._state.request(now)
         if request is None:
             return []
+        if self._fallback is not None:
+            self._fallback.asks()
         try:
             self._sent = self._endpoint.authorization()
         except KubefanError as error:
@@ -117,10 +154,16 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         self._call = call
         if self._closed.is_set():
             call.cancel()
-        call.initial_metadata()
+        reads = self._endpoint.fallback
+        if reads is None:
+            call.initial_metadata()
+        else:
+            reads.learn(answer_of(call, self._endpoint.address))
         # A call that was refused is already over, and its error comes with the next step.
         if not call.is_active():
             return []
+        if self._fallback is not None:
+            self._fallback.opened(time.monotonic())
         self._connection.ignore(self._listener)
         return self._state.opened(time.monotonic())
 
@@ -134,8 +177,11 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
             self._token.expire(self._sent)
         elif error.reason == ErrorReason.REAUTHENTICATE:
             self._token.expire(self._sent)
+        now, is_certain = time.monotonic(), True
+        if self._fallback is not None:
+            is_certain = not self._fallback.failed(error, now)
         try:
-            items = self._state.failed(error, time.monotonic(), self._token.may_change)
+            items = self._state.failed(error, now, self._token.may_change, is_certain)
         except KubefanError:
             self._connection.ignore(self._listener)
             raise

@@ -215,10 +215,34 @@ class WatchState:
             Unreachable(f"cannot reach kubefan at {self._address}: the stream ended at once"), now
         )
 
+    def moved_to(self, version: str, cluster: Optional[str] = None) -> None:
+        """The apiserver has brought everything up to this version."""
+        self.resume_version = version
+        self.cluster = self.cluster if cluster is None else cluster
+        self._deltas_current = False
+
+    def is_over(self, now: float) -> bool:
+        """Whether the timeout of the watch has passed. Then it has ended."""
+        self.ended = self.ended or (self._deadline is not None and now >= self._deadline)
+        return self.ended
+
+    def seconds_left(self, now: float) -> Optional[float]:
+        """The seconds until the timeout of the watch; None without one."""
+        self._begin(now)
+        return None if self._deadline is None else max(0.0, self._deadline - now)
+
     def failed(
-        self, error: KubefanError, now: float, token_may_change: bool = False
+        self,
+        error: KubefanError,
+        now: float,
+        token_may_change: bool = False,
+        is_certain: bool = True,
     ) -> list[WatchItem]:
-        """The call has failed. Raises the error if a retry cannot fix it."""
+        """The call has failed. Raises the error if a retry cannot fix it.
+
+        Without `is_certain` another server may be asked, so only a version that has expired is
+        raised.
+        """
         is_own_limit = error.reason in ("", ErrorReason.DEADLINE_EXCEEDED)
         if error.code.name == "DEADLINE_EXCEEDED" and is_own_limit:
             # The call's own limit, which the server has missed.
@@ -235,7 +259,8 @@ class WatchState:
         restart = isinstance(error, Expired) and self._options.on_expired == OnExpired.RESTART
         # The file may get another token. A token that was never accepted is a mistake, though.
         may_login = isinstance(error, Unauthenticated) and self._was_open and token_may_change
-        if not restart and not may_login and not error.is_retryable:
+        is_final = is_certain or isinstance(error, Expired)
+        if is_final and not restart and not may_login and not error.is_retryable:
             self.ended = True
             raise error
         # A restart is delayed too: otherwise, with a history that is too short, clients would read

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Callable, Optional, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 import grpc
 import grpc.aio
 
 from . import _keywords as messages
+from ._aio_fallback import LoopClock, Worker, answer_in_time
 from ._aio_watch import WatchItems, WatchStream
 from ._context import AsyncContextManager
 from ._endpoint import ClientOptions, Endpoint, endpoint
+from ._fallback import Budget, Verdict, View
+from ._fallback_reads import (
+    HEALTH,
+    PROBE_SECONDS_MAX,
+    SERVING,
+    FallbackReads,
+    Reports,
+    StartWait,
+    late,
+)
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
 from ._token import Metadata, metadata_of
 from .aio_informer import Informer
+from .apiserver import Abort
 from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call
 from .objects import Object
 from .options import check_seconds
@@ -42,14 +56,33 @@ class Client(AsyncContextManager):
         self._endpoint = endpoint(address, self._options)
         self.address = address
         self._channel = _channel(self._endpoint)
+        self._clock = LoopClock()
+        self._probes: set[asyncio.Task[None]] = set()
+        if self._options.apiserver is not None:
+            reads = FallbackReads(
+                address,
+                self._options.apiserver,
+                self._options.budget or Budget(),
+                Reports(self._options.on_side, self._options.on_start),
+                self._clock,
+                self._probe,
+            )
+            self._endpoint = replace(self._endpoint, fallback=reads)
 
     @classmethod
     async def connect(cls, address: str, options: Optional[ClientOptions] = None) -> Self:
-        """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there."""
+        """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there.
+
+        With an apiserver, a kubefan that cannot be reached is no error.
+        """
         client = cls(address, options)
+        client._clock.bind()
+        reads = client._endpoint.fallback
         try:
             await client._call(client._ask_resources, client._options.connect_timeout)
-        except (Unreachable, ProtocolError):
+        except (Unreachable, ProtocolError) as error:
+            if reads is not None and reads.note(error, 0) == Verdict.AWAY:
+                return client  # Reads go to the apiserver.
             await client.close()
             raise
         except KubefanError:
@@ -64,6 +97,7 @@ class Client(AsyncContextManager):
     async def list(self, resource: str, **keywords: Unpack[ListKeywords]) -> ObjectList:
         """Lists objects, at one version and in key order. As `kubefan.Client.list`."""
         request, limit = messages.list_request(resource, dict(keywords))
+        target, projection = messages.read_options(resource, dict(keywords))
 
         async def ask(metadata: Metadata, seconds: float) -> ObjectList:
             reader = messages.ListReader()
@@ -72,7 +106,9 @@ class Client(AsyncContextManager):
                 request_serializer=api.ListRequest.SerializeToString,
                 response_deserializer=api.ListResponse.FromString,
             )
-            async for chunk in call(request, metadata=metadata, timeout=seconds):
+            chunks = call(request, metadata=metadata, timeout=seconds)
+            await self._learn(chunks)
+            async for chunk in chunks:
                 reader.accept(chunk)
             found = reader.result()
             if found is None:
@@ -80,9 +116,15 @@ class Client(AsyncContextManager):
                     f"{self.address} does not speak kubefan's protocol: "
                     "a list without a resource version"
                 )
+            if self._endpoint.fallback is not None:
+                self._endpoint.fallback.resolved(target, found.resource)
             return found
 
-        return await self._call(ask, limit)
+        def direct(reads: FallbackReads, abort: Abort) -> ObjectList:
+            found = reads.apiserver.list(reads.read(target, projection), abort)
+            return messages.list_of_apiserver(*found)
+
+        return await self._either(ask, direct, limit)
 
     async def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
@@ -92,6 +134,8 @@ class Client(AsyncContextManager):
         Keywords: `group`, `version`, and as for `list` `resource_version`, `projection`, `timeout`.
         """
         request, limit = messages.get_request(resource, name, namespace, dict(keywords))
+        options = {**keywords, "name": name, "namespace": namespace}
+        target, projection = messages.read_options(resource, options)
 
         async def ask(metadata: Metadata, seconds: float) -> Object:
             call = self._channel.unary_unary(
@@ -99,10 +143,15 @@ class Client(AsyncContextManager):
                 request_serializer=api.GetRequest.SerializeToString,
                 response_deserializer=api.GetResponse.FromString,
             )
-            response: api.GetResponse = await call(request, metadata=metadata, timeout=seconds)
+            answer = call(request, metadata=metadata, timeout=seconds)
+            await self._learn(answer)
+            response: api.GetResponse = await answer
             return messages.object_of(response.object)
 
-        return await self._call(ask, limit)
+        def direct(reads: FallbackReads, abort: Abort) -> Object:
+            return reads.apiserver.get(reads.read(target, projection), abort)
+
+        return await self._either(ask, direct, limit)
 
     async def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
         """The state of each cache, ordered by name. `timeout` as for `list`."""
@@ -116,14 +165,20 @@ class Client(AsyncContextManager):
     def watch_items(self, resource: str, **keywords: Unpack[WatchKeywords]) -> WatchItems:
         """As `watch`, with everything that the server and the connection say."""
         target, options = messages.watch_options(resource, dict(keywords))
+        self._bind()
         return WatchItems(self._channel, self._endpoint, target, options)
 
     def informer(self, resource: str, **keywords: Unpack[WatchKeywords]) -> Informer:
         """An informer: a store that is kept equal to the server's state, and handlers."""
+        self._bind()
         return Informer(self._channel, self._endpoint, resource, dict(keywords))
 
     async def close(self) -> None:
         """Closes the connection, and ends all its calls."""
+        if self._endpoint.fallback is not None:
+            self._endpoint.fallback.close()
+        for task in self._probes:
+            task.cancel()
         await self._channel.close()
 
     async def _exit(self) -> None:
@@ -142,6 +197,89 @@ class Client(AsyncContextManager):
             api.ListResourcesRequest(), metadata=metadata, timeout=seconds
         )
         return messages.statuses_of(response)
+
+    def _bind(self) -> None:
+        """Lets the fallback use the running loop."""
+        if self._endpoint.fallback is not None:
+            self._clock.bind()
+
+    def _probe(self, done: Callable[[bool], None]) -> None:
+        """Asks kubefan for its health, without credentials."""
+
+        async def ask() -> None:
+            check = self._channel.unary_unary(HEALTH)
+            try:
+                answer = await check(b"", timeout=PROBE_SECONDS_MAX, wait_for_ready=True)
+                is_serving = answer == SERVING
+            except (grpc.RpcError, grpc.aio.UsageError):
+                is_serving = False
+            done(is_serving)
+
+        task = self._clock.bind().create_task(ask())
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _learn(self, call: Any) -> None:
+        reads = self._endpoint.fallback
+        if reads is not None:
+            reads.learn(await answer_in_time(call, self.address))
+
+    async def _either(
+        self,
+        ask: Callable[[Metadata, float], Awaitable[_T]],
+        direct: Callable[[FallbackReads, Abort], _T],
+        seconds: float,
+    ) -> _T:
+        """Asks kubefan, and the apiserver while kubefan is away."""
+        reads = self._endpoint.fallback
+        if reads is None:
+            return await self._call(ask, seconds)
+        self._clock.bind()
+        end = time.monotonic() + seconds
+        while True:
+            view, left = reads.monitor.look(), end - time.monotonic()
+            if view.is_healthy:
+                try:
+                    found = await self._call(ask, max(0.0, left))
+                except KubefanError as error:
+                    is_late = time.monotonic() >= end
+                    verdict = Verdict.ANSWERED if is_late else reads.note(error, view.epoch)
+                    if verdict in (Verdict.ANSWERED, Verdict.BUSY):
+                        raise
+                    if verdict == Verdict.AWAY:
+                        continue
+                else:
+                    reads.note(None, view.epoch)
+                    return found
+            if end <= time.monotonic():
+                raise late(self.address, seconds)
+            if await self._is_started(reads, view, end - time.monotonic()):
+                return await self._run_direct(reads, direct, end - time.monotonic())
+
+    async def _is_started(self, reads: FallbackReads, view: View, seconds: float) -> bool:
+        woken = asyncio.Event()
+        wait = StartWait(reads, False, view, lambda: self._clock.soon(woken.set))
+        try:
+            await asyncio.wait_for(woken.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            is_admitted = wait.end()
+        return is_admitted
+
+    async def _run_direct(
+        self, reads: FallbackReads, direct: Callable[[FallbackReads, Abort], _T], seconds: float
+    ) -> _T:
+        abort, worker = Abort(), Worker(self._clock)
+        cancel = self._clock.call_later(max(0.0, seconds), abort.set)
+        try:
+            return await worker.run(lambda: direct(reads, abort))
+        except asyncio.CancelledError:
+            abort.set()
+            raise
+        finally:
+            cancel()
+            worker.close()
 
     async def _call(self, ask: Callable[[Metadata, float], Awaitable[_T]], seconds: float) -> _T:
         """Asks with the token; once more if kubefan refuses it and the file has another."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Callable, Optional, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 import grpc
 
@@ -11,14 +12,27 @@ from . import _keywords as messages
 from ._connection import Connection
 from ._context import ContextManager
 from ._endpoint import ClientOptions, Endpoint, endpoint
+from ._fallback import Budget, ThreadClock, Verdict
+from ._fallback_reads import (
+    HEALTH,
+    PROBE_SECONDS_MAX,
+    SERVING,
+    FallbackReads,
+    Reports,
+    answer_of,
+    late,
+    wait_for_start,
+)
 from ._in_cluster import in_cluster_options
 from ._keywords import ObjectList, Statuses
 from ._token import Metadata, metadata_of
 from ._watch import WatchItems, WatchStream
+from .apiserver import Abort
 from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call
 from .informer import Informer
+from .items import Resource
 from .objects import Object
-from .options import check_seconds
+from .options import Target, check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
@@ -50,14 +64,31 @@ class Client(ContextManager):
         self.address = address
         self._connection = Connection(_channel(self._endpoint))
         self._channel = self._connection.channel
+        if self._options.apiserver is not None:
+            options = self._options
+            reads = FallbackReads(
+                address,
+                self._options.apiserver,
+                options.budget or Budget(),
+                Reports(options.on_side, options.on_start),
+                ThreadClock(),
+                self._probe,
+            )
+            self._endpoint = replace(self._endpoint, fallback=reads)
 
     @classmethod
     def connect(cls, address: str, options: Optional[ClientOptions] = None) -> Self:
-        """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there."""
+        """Connects now. Raises `Unreachable` or `ProtocolError` if kubefan is not there.
+
+        With an apiserver, a kubefan that cannot be reached is no error.
+        """
         client = cls(address, options)
+        reads = client._endpoint.fallback
         try:
             client._call(client._ask_resources, client._options.connect_timeout)
-        except (Unreachable, ProtocolError):
+        except (Unreachable, ProtocolError) as error:
+            if reads is not None and reads.note(error, 0) == Verdict.AWAY:
+                return client  # Reads go to the apiserver.
             client.close()
             raise
         except KubefanError:
@@ -80,6 +111,7 @@ class Client(ContextManager):
         `Unreachable` with the code `DEADLINE_EXCEEDED`.
         """
         request, limit = messages.list_request(resource, dict(keywords))
+        target, projection = messages.read_options(resource, dict(keywords))
 
         def ask(metadata: Metadata, seconds: float) -> ObjectList:
             reader = messages.ListReader()
@@ -88,7 +120,9 @@ class Client(ContextManager):
                 request_serializer=api.ListRequest.SerializeToString,
                 response_deserializer=api.ListResponse.FromString,
             )
-            for chunk in call(request, metadata=metadata, timeout=seconds):
+            chunks = call(request, metadata=metadata, timeout=seconds)
+            self._learn(chunks)
+            for chunk in chunks:
                 reader.accept(chunk)
             found = reader.result()
             if found is None:
@@ -96,9 +130,14 @@ class Client(ContextManager):
                     f"{self.address} does not speak kubefan's protocol: "
                     "a list without a resource version"
                 )
+            self._remember(target, found.resource)
             return found
 
-        return self._call(ask, limit)
+        def direct(reads: FallbackReads, abort: Abort) -> ObjectList:
+            found = reads.apiserver.list(reads.read(target, projection), abort)
+            return messages.list_of_apiserver(*found)
+
+        return self._either(ask, direct, limit)
 
     def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
@@ -108,6 +147,8 @@ class Client(ContextManager):
         Keywords: `group`, `version`, and as for `list` `resource_version`, `projection`, `timeout`.
         """
         request, limit = messages.get_request(resource, name, namespace, dict(keywords))
+        options = {**keywords, "name": name, "namespace": namespace}
+        target, projection = messages.read_options(resource, options)
 
         def ask(metadata: Metadata, seconds: float) -> Object:
             call = self._channel.unary_unary(
@@ -115,10 +156,15 @@ class Client(ContextManager):
                 request_serializer=api.GetRequest.SerializeToString,
                 response_deserializer=api.GetResponse.FromString,
             )
-            response: api.GetResponse = call(request, metadata=metadata, timeout=seconds)
+            future = call.future(request, metadata=metadata, timeout=seconds)
+            self._learn(future)
+            response: api.GetResponse = future.result()
             return messages.object_of(response.object)
 
-        return self._call(ask, limit)
+        def direct(reads: FallbackReads, abort: Abort) -> Object:
+            return reads.apiserver.get(reads.read(target, projection), abort)
+
+        return self._either(ask, direct, limit)
 
     def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
         """The state of each cache, ordered by name. `timeout` as for `list`."""
@@ -151,6 +197,8 @@ class Client(ContextManager):
 
     def close(self) -> None:
         """Closes the connection, and ends all its calls. Takes up to 0.4 s during an outage."""
+        if self._endpoint.fallback is not None:
+            self._endpoint.fallback.close()
         self._connection.close()
 
     def _exit(self) -> None:
@@ -169,6 +217,61 @@ class Client(ContextManager):
             api.ListResourcesRequest(), metadata=metadata, timeout=seconds
         )
         return messages.statuses_of(response)
+
+    def _probe(self, done: Callable[[bool], None]) -> None:
+        """Asks kubefan for its health, without credentials."""
+        check = self._channel.unary_unary(HEALTH)
+        try:
+            answer = check(b"", timeout=PROBE_SECONDS_MAX, wait_for_ready=True)
+            is_serving = answer == SERVING
+        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed.
+            is_serving = False
+        done(is_serving)
+
+    def _learn(self, call: Any) -> None:
+        reads = self._endpoint.fallback
+        if reads is not None:
+            reads.learn(answer_of(call, self.address))
+
+    def _remember(self, target: Target, resource: Optional[Resource]) -> None:
+        if self._endpoint.fallback is not None:
+            self._endpoint.fallback.resolved(target, resource)
+
+    def _either(
+        self,
+        ask: Callable[[Metadata, float], _T],
+        direct: Callable[[FallbackReads, Abort], _T],
+        seconds: float,
+    ) -> _T:
+        """Asks kubefan, and the apiserver while kubefan is away."""
+        reads = self._endpoint.fallback
+        if reads is None:
+            return self._call(ask, seconds)
+        end = time.monotonic() + seconds
+        while True:
+            view, left = reads.monitor.look(), end - time.monotonic()
+            if view.is_healthy:
+                try:
+                    found = self._call(ask, max(0.0, left))
+                except KubefanError as error:
+                    is_late = time.monotonic() >= end
+                    verdict = Verdict.ANSWERED if is_late else reads.note(error, view.epoch)
+                    if verdict in (Verdict.ANSWERED, Verdict.BUSY):
+                        raise
+                    if verdict == Verdict.AWAY:
+                        continue
+                else:
+                    reads.note(None, view.epoch)
+                    return found
+            if end <= time.monotonic():
+                raise late(self.address, seconds)
+            if wait_for_start(reads, view, end - time.monotonic()):
+                abort = Abort()
+                cancel = reads.clock.call_later(max(0.0, end - time.monotonic()), abort.set)
+                try:
+                    return direct(reads, abort)
+                finally:
+                    cancel()
 
     def _call(self, ask: Callable[[Metadata, float], _T], seconds: float) -> _T:
         """Asks with the token; once more if kubefan refuses it and the file has another."""

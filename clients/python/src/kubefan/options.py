@@ -47,8 +47,10 @@ class OnExpired(enum.Enum):
 class Fallback(enum.Enum):
     """Reaction while kubefan cannot be reached."""
 
-    #: Wait until it is back. The apiserver gets no request: all clients of a fleet at the apiserver
-    #: at once are the load that kubefan prevents.
+    #: Read from the apiserver, within the budget, if the client has one
+    #: (`ClientOptions(apiserver=…)`). Otherwise wait.
+    PACED = "paced"
+    #: Wait until it is back. The apiserver gets no request.
     NEVER = "never"
 
 
@@ -56,7 +58,7 @@ class Fallback(enum.Enum):
 AnyEncoding = Union[Encoding, Literal["json", "zstd", "zstd-delta"]]
 AnyOnLag = Union[OnLag, Literal["expire", "conflate"]]
 AnyOnExpired = Union[OnExpired, Literal["fail", "restart"]]
-AnyFallback = Union[Fallback, Literal["never"]]
+AnyFallback = Union[Fallback, Literal["paced", "never"]]
 
 _Value = TypeVar("_Value", bound=enum.Enum)
 
@@ -265,7 +267,7 @@ class WatchOptions:
     encoding: Encoding = Encoding.JSON
     on_lag: OnLag = OnLag.CONFLATE
     on_expired: OnExpired = OnExpired.RESTART
-    fallback: Fallback = Fallback.NEVER
+    fallback: Fallback = Fallback.PACED
     delta_base_bytes_max: int = DELTA_BASE_BYTES_MAX
     backoff: BackoffOptions = BackoffOptions()
 

@@ -55,6 +55,7 @@ PRINTED: dict[str, list[list[str]]] = {
         [r"start over: .+\n", r"ADDED \S+/\S+\n"],
         [],
         [r"OBJECT_NOT_FOUND\n"],
+        [],
     ],
 }
 

@@ -25,12 +25,14 @@ class Server:
         requests: The watches that were asked for.
         tokens: The `authorization` of each.
         limits: The seconds that each call to list or get had left when it arrived.
+        is_serving: What its health is.
     """
 
     def __init__(self, *scripts: Script, address: str = "127.0.0.1:0") -> None:
         self.requests: list[api.WatchRequest] = []
         self.tokens: list[str] = []
         self.limits: list[float] = []
+        self.is_serving = True
         self._scripts = list(scripts)
         self._lock = threading.Lock()
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -45,7 +47,11 @@ class Server:
             "ListResources": grpc.unary_unary_rpc_method_handler(self._answer_nothing),
         }
         handler = grpc.method_handlers_generic_handler("kubefan.v1alpha1.WatchService", methods)
-        self._server.add_generic_rpc_handlers((handler,))
+        check = grpc.unary_unary_rpc_method_handler(
+            lambda *_: b"\x08\x01" if self.is_serving else b"\x08\x02"
+        )
+        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+        self._server.add_generic_rpc_handlers((handler, health))
         port = self._server.add_insecure_port(address)
         self.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         self._server.start()

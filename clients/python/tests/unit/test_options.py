@@ -34,6 +34,7 @@ SENT: list[tuple[str, Any, dict[str, Any]]] = [
     ("encoding", Encoding.JSON, {"encoding": api.ENCODING_JSON}),
     ("encoding", Encoding.ZSTD, {"encoding": api.ENCODING_ZSTD}),
     ("encoding", Encoding.ZSTD_DELTA, {"encoding": api.ENCODING_ZSTD_DELTA}),
+    ("fallback", Fallback.PACED, {}),
     ("fallback", Fallback.NEVER, {}),
 ]
 
@@ -62,11 +63,11 @@ def test_a_value_and_its_string_send_the_same(
         ("on_lag", "'expire' or 'conflate'"),
         ("on_expired", "'fail' or 'restart'"),
         ("encoding", "'json', 'zstd' or 'zstd-delta'"),
-        ("fallback", "'never'"),
+        ("fallback", "'paced' or 'never'"),
     ],
 )
 @pytest.mark.parametrize(
-    "given", ["paced", "CONFLATE", "", None, 1, True, OnLag, DeprecationWarning]
+    "given", ["paces", "CONFLATE", "", None, 1, True, OnLag, DeprecationWarning]
 )
 def test_any_other_value_is_refused_with_the_allowed_ones(
     option: str, allowed: str, given: Any

@@ -1,0 +1,206 @@
+"""The state that all reads of a client share which may go to the apiserver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import grpc
+
+from ._fallback import (
+    Budget,
+    Cancel,
+    Clock,
+    Gate,
+    Machine,
+    Monitor,
+    Side,
+    Verdict,
+    View,
+    parse_budget,
+    verdict_of,
+)
+from .apiserver import Apiserver, Read
+from .errors import KubefanError, Unreachable
+from .items import Resource, SnapshotBegin, WatchItem
+from .options import Projection, Target
+
+logger = logging.getLogger("kubefan")
+
+#: kubefan may keep a call for this many seconds without the metadata of an answer.
+ANSWER_SECONDS_MAX = 10.0
+#: The name of gRPC's health check, its request and the answer SERVING.
+HEALTH = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+#: The limit of a probe, in seconds.
+PROBE_SECONDS_MAX = 3.0
+
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+OnSide = Callable[[Side, str], None]
+OnStart = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The functions of a program that are told what its reads do."""
+
+    on_side: Optional[OnSide] = None
+    on_start: Optional[OnStart] = None
+
+
+class FallbackReads:
+    """Says where a read goes, and when."""
+
+    def __init__(
+        self,
+        address: str,
+        apiserver: Apiserver,
+        budget: Budget,
+        reports: Reports,
+        clock: Clock,
+        probe: Callable[[Callable[[bool], None]], None],
+    ) -> None:
+        self.address = address
+        self.apiserver = apiserver
+        self.clock = clock
+        self.gate = Gate(clock, budget)
+        self.monitor = Monitor(clock, probe, self._changed)
+        self._reports = reports
+        self._side = Side.HEALTHY
+        self._resolved: dict[tuple[str, str, str], Resource] = {}
+
+    def note(self, error: Optional[KubefanError], epoch: int) -> Verdict:
+        """Notes the outcome of a call to kubefan that was made in this epoch."""
+        verdict = verdict_of(error)
+
+        def step(machine: Machine, now: float) -> None:
+            if verdict == Verdict.AWAY:
+                machine.failed(now, epoch)
+            elif verdict == Verdict.BUSY:
+                machine.busy(now, epoch)
+            else:
+                machine.answered()
+
+        self.monitor.note(str(error), step)
+        return verdict
+
+    def learn(self, metadata: Any) -> None:
+        """Reads the budget that kubefan tells."""
+        budget = parse_budget(metadata or ())
+        if budget is not None:
+            self.gate.set_budget(budget)
+
+    def remember(self, target: Target, items: list[WatchItem]) -> None:
+        """Remembers a resource that kubefan has resolved."""
+        for item in items:
+            if isinstance(item, SnapshotBegin):
+                self.resolved(target, item.resource)
+
+    def resolved(self, target: Target, resource: Optional[Resource]) -> None:
+        """Remembers a resource that kubefan has resolved."""
+        if resource is not None and resource.version:
+            self._resolved[(target.group, target.version, target.resource)] = resource
+
+    def read(self, target: Target, projection: Projection) -> Read:
+        """The request to the apiserver."""
+        known = self._resolved.get((target.group, target.version, target.resource))
+        return Read(target, projection, known)
+
+    def started(self, waited: float) -> None:
+        """A read was admitted, after this many seconds."""
+        self.monitor.note("", lambda machine, _: machine.moved())
+        if self._reports.on_start is not None:
+            self._reports.on_start(waited)
+
+    def close(self) -> None:
+        """Ends the probes."""
+        self.monitor.close()
+
+    def _changed(self, side: Side, reason: str) -> None:
+        # One line for each change of the server, not for each change of the state.
+        if (self._side == Side.HEALTHY) != (side == Side.HEALTHY):
+            if side == Side.HEALTHY:
+                logger.info("reads return to kubefan at %s", self.address)
+            else:
+                text = "kubefan at %s is away: reads go to the apiserver: %s"
+                logger.warning(text, self.address, reason)
+        self._side = side
+        if self._reports.on_side is not None:
+            self._reports.on_side(side, reason)
+
+
+class StartWait:
+    """A wait for a start at the apiserver. `wake` is called when it is over, from any thread."""
+
+    def __init__(
+        self, reads: FallbackReads, has_state: bool, view: View, wake: Callable[[], None]
+    ) -> None:
+        self._reads = reads
+        self._since = reads.clock.now()
+        self.is_admitted = False
+        self._wake = wake
+        # While kubefan is healthy it has no answer for this read, so its state does not matter.
+        self._forget: Optional[Cancel] = None
+        if not view.is_healthy:
+            self._forget = reads.monitor.listen(wake)
+        self._start = reads.gate.enter(has_state, self._admitted)
+        if not view.is_healthy and reads.monitor.look() != view:
+            wake()
+
+    def end(self) -> bool:
+        """Ends the wait. Whether the read may start."""
+        if self._forget is not None:
+            self._forget()
+        self._reads.gate.leave(self._start)
+        if self.is_admitted:
+            self._reads.started(self._reads.clock.now() - self._since)
+        return self.is_admitted
+
+    def _admitted(self) -> None:
+        self.is_admitted = True
+        self._wake()
+
+
+def wait_for_start(reads: FallbackReads, view: View, seconds: Optional[float]) -> bool:
+    """Waits on this thread for the start of a list or a get. False if kubefan changed, or late."""
+    woken = threading.Event()
+    wait = StartWait(reads, False, view, woken.set)
+    woken.wait(seconds)
+    return wait.end()
+
+
+def answer_of(call: Any, address: str) -> Any:
+    """The metadata of a call's answer. Raises `Unreachable` if there is none in time."""
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        call.cancel()
+
+    timer = threading.Timer(ANSWER_SECONDS_MAX, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        metadata = call.initial_metadata()
+    except grpc.RpcError:
+        metadata = None
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise no_answer(address)
+    return metadata
+
+
+def no_answer(address: str) -> Unreachable:
+    """The error of a call without an answer."""
+    problem = f"no answer within {ANSWER_SECONDS_MAX:g} s"
+    return Unreachable(f"cannot reach kubefan at {address}: {problem}", code=_UNAVAILABLE)
+
+
+def late(address: str, seconds: float) -> Unreachable:
+    """The error of a list or a get whose own time is over."""
+    problem = f"no complete answer from kubefan at {address} or the apiserver within {seconds:g} s"
+    return Unreachable(problem, code=grpc.StatusCode.DEADLINE_EXCEEDED)
