@@ -1,14 +1,17 @@
 // The client: calls that return promises, watches for `for await`, and informers.
 
 import { inspect } from "node:util";
+import type { CallOptions as RpcOptions } from "@connectrpc/connect";
 import { Connection } from "./connection.js";
 import type { ClientOptions } from "./endpoint.js";
 import { ProtocolError, Unreachable } from "./errors.js";
+import type { FallbackReads } from "./fallback-reads.js";
 import { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
 import { Informer } from "./informer.js";
 import {
   ListReader,
   getRequest,
+  listOfApiserver,
   listRequest,
   objectOf,
   statusesOf,
@@ -49,7 +52,10 @@ export class Client implements AsyncDisposable {
     this.#connection = new Connection(address, options);
   }
 
-  /** Connects now. Rejects with `Unreachable` or `ProtocolError` if kubefan is not there. */
+  /**
+   * Connects now. Rejects with `Unreachable` or `ProtocolError` if kubefan is not there. With an
+   * apiserver, a kubefan that cannot be reached is no error.
+   */
   static async connect(address: string, options: ClientOptions = {}): Promise<Client> {
     const client = new Client(address, options);
     try {
@@ -57,6 +63,10 @@ export class Client implements AsyncDisposable {
     } catch (error) {
       // Another error comes from kubefan, so it is reachable. Some callers may not list its caches.
       if (error instanceof Unreachable || error instanceof ProtocolError) {
+        if (client.#connection.fallback?.note(error, 0) === "away") {
+          // Reads go to the apiserver.
+          return client;
+        }
         client.close();
         throw error;
       }
@@ -79,7 +89,7 @@ export class Client implements AsyncDisposable {
   ): Promise<ObjectList<T>> {
     checkOptions("list", options);
     const request = listRequest(resource, options);
-    return this.#connection.call(async (call) => {
+    const ask = async (call: RpcOptions): Promise<ObjectList<T>> => {
       const reader = new ListReader<T>();
       for await (const chunk of this.#connection.rpc.list(request, call)) {
         reader.accept(chunk);
@@ -89,8 +99,15 @@ export class Client implements AsyncDisposable {
         const problem = "a list without a resource version";
         throw new ProtocolError(`${this.address} does not speak kubefan's protocol: ${problem}`);
       }
+      this.#connection.fallback?.remember(resource, options, found.resource);
       return found;
-    }, options.signal);
+    };
+    const { projection = {} } = options;
+    const direct = async (reads: FallbackReads, signal: AbortSignal): Promise<ObjectList<T>> =>
+      listOfApiserver<T>(
+        await reads.apiserver.list(reads.read(resource, options, projection, signal)),
+      );
+    return this.#connection.either({ ask, direct }, options.signal);
   }
 
   /** Gets one object. Rejects with `NotFound`. */
@@ -102,14 +119,21 @@ export class Client implements AsyncDisposable {
   ): Promise<KubeObject<T>> {
     checkOptions("get", options);
     const request = getRequest(resource, name, namespace, options);
-    return this.#connection.call(async (call) => {
+    const ask = async (call: RpcOptions): Promise<KubeObject<T>> => {
       const { object } = await this.#connection.rpc.get(request, call);
       if (object === undefined) {
         const problem = "an answer without an object";
         throw new ProtocolError(`${this.address} does not speak kubefan's protocol: ${problem}`);
       }
       return objectOf<T>(object);
-    }, options.signal);
+    };
+    const { projection = {} } = options;
+    const target = { ...options, name, namespace };
+    const direct = async (reads: FallbackReads, signal: AbortSignal): Promise<KubeObject<T>> =>
+      (await reads.apiserver.get(
+        reads.read(resource, target, projection, signal),
+      )) as KubeObject<T>;
+    return this.#connection.either({ ask, direct }, options.signal);
   }
 
   /** The state of each cache, ordered by name. */

@@ -3,7 +3,9 @@
 import { readFileSync } from "node:fs";
 import { isIP } from "node:net";
 import { createSecureContext, type SecureContext } from "node:tls";
+import type { Apiserver } from "./apiserver.js";
 import { InvalidAddress } from "./errors.js";
+import type { Budget, Side } from "./fallback.js";
 import { Token } from "./token.js";
 
 /** Settings of a connection. */
@@ -37,6 +39,30 @@ export interface ClientOptions {
    * reconnects. 15,000 by default.
    */
   readonly keepaliveTimeoutMs?: number;
+  /**
+   * Is read from while kubefan is away, within the budget (docs/clients-fallback.md). With it the
+   * defaults are 3,000 for connections, and 4,000 for each silence and PING.
+   */
+  readonly apiserver?: Apiserver;
+  /** The limit of reads at the apiserver. A budget in kubefan's answers replaces it. */
+  readonly budget?: Budget;
+  /** Called with each state of kubefan and its reason. */
+  readonly onSide?: (side: Side, reason: string) => void;
+  /** Called with the time that each start at the apiserver has waited. */
+  readonly onStart?: (waitedMs: number) => void;
+}
+
+/** @internal The options with the times that a fallback needs. */
+export function withTimes(options: ClientOptions): ClientOptions {
+  if (options.apiserver === undefined) {
+    return options;
+  }
+  return {
+    ...options,
+    connectTimeoutMs: options.connectTimeoutMs ?? 3_000,
+    keepaliveIntervalMs: options.keepaliveIntervalMs ?? 4_000,
+    keepaliveTimeoutMs: options.keepaliveTimeoutMs ?? 4_000,
+  };
 }
 
 /** @internal What a connection is made of. */

@@ -6,6 +6,7 @@
  * @packageDocumentation
  */
 
+export { Apiserver, type ApiserverOptions, type KubeConfigLike } from "./apiserver.js";
 export { Client } from "./client.js";
 export type { ClientOptions } from "./endpoint.js";
 export {
@@ -26,6 +27,7 @@ export {
   type ErrorDetails,
   type StatusCode,
 } from "./errors.js";
+export { Side, type Budget } from "./fallback.js";
 export type { Deleted, EventHandler } from "./handlers.js";
 export { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
 export type { Informer, Registration } from "./informer.js";

@@ -1,6 +1,7 @@
 // The requests that are not watches, and the conversion of their answers.
 
 import { create } from "@bufbuild/protobuf";
+import type { ApiserverList } from "./apiserver.js";
 import * as api from "./gen/kubefan/v1alpha1/watch_pb.js";
 import type { Resource } from "./items.js";
 import { KubeObject, type AnyValue } from "./objects.js";
@@ -112,6 +113,18 @@ export class ListReader<T extends object> {
       [Symbol.iterator]: () => objects[Symbol.iterator](),
     };
   }
+}
+
+/** @internal A list of the apiserver, which has all events of its version. */
+export function listOfApiserver<T extends object>(list: ApiserverList): ObjectList<T> {
+  const objects = list.objects as KubeObject<T>[];
+  return {
+    resourceVersion: receivedVersion(list.version, true),
+    objects,
+    cluster: "",
+    resource: list.resource,
+    [Symbol.iterator]: () => objects[Symbol.iterator](),
+  };
 }
 
 /** @internal The states of the caches, ordered by name. */

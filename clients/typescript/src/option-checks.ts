@@ -2,6 +2,7 @@
 // selector a watch has every object.
 
 import type { ClientOptions } from "./endpoint.js";
+import type { Budget } from "./fallback.js";
 import type { EventHandler } from "./handlers.js";
 import {
   Encoding,
@@ -66,6 +67,10 @@ const CLIENT: Names<ClientOptions> = {
   messageBytesMax: true,
   keepaliveIntervalMs: true,
   keepaliveTimeoutMs: true,
+  apiserver: true,
+  budget: true,
+  onSide: true,
+  onStart: true,
 };
 const CALL: Names<CallOptions> = { signal: true };
 const WAIT: Names<WaitOptions> = { timeoutMs: true, signal: true };
@@ -97,8 +102,9 @@ const BACKOFF: Names<BackoffOptions> = {
   jitter: true,
   resetAfterMs: true,
 };
+const BUDGET: Names<Budget> = { clients: true, rate: true };
 /** The options that have options of their own. */
-const PARTS = { projection: PROJECTION, backoff: BACKOFF };
+const PARTS = { projection: PROJECTION, backoff: BACKOFF, budget: BUDGET };
 /** The options with a few values. */
 const VALUES = { encoding: Encoding, onLag: OnLag, onExpired: OnExpired, fallback: Fallback };
 
@@ -124,6 +130,9 @@ export function checkOptions(of: keyof typeof ALL, options: unknown): void {
     checkNames(name, part, known);
     if (part["paths"] !== undefined) {
       checkPaths(part["paths"]);
+    }
+    if (name === "budget") {
+      checkNumbers(part);
     }
   }
   for (const [name, known] of Object.entries(VALUES)) {
@@ -166,6 +175,15 @@ function checkPaths(paths: unknown): void {
   }
   if (paths.length === 0) {
     throw new TypeError("paths is empty, so it names no field; for whole objects leave it out");
+  }
+}
+
+/** A budget of nothing would never start, and one of anything else would have no window. */
+function checkNumbers(part: Readonly<Record<string, unknown>>): void {
+  for (const [name, value] of Object.entries(part)) {
+    if (value !== undefined && !(typeof value === "number" && value > 0 && value < Infinity)) {
+      throw new TypeError(`${name} is ${shown(value)}; it must be a number above 0`);
+    }
   }
 }
 

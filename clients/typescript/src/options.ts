@@ -45,10 +45,11 @@ export type OnExpired = (typeof OnExpired)[keyof typeof OnExpired];
 /**
  * Reaction while kubefan cannot be reached.
  *
- * - `NEVER`: wait until it is back. The apiserver gets no request: all clients of a fleet at the
- *   apiserver at once are the load that kubefan prevents.
+ * - `PACED`: read from the apiserver, within the budget, if the client has one
+ *   (`ClientOptions.apiserver`). Otherwise wait.
+ * - `NEVER`: wait until it is back. The apiserver gets no request.
  */
-export const Fallback = { NEVER: "never" } as const;
+export const Fallback = { PACED: "paced", NEVER: "never" } as const;
 export type Fallback = (typeof Fallback)[keyof typeof Fallback];
 
 /**
@@ -194,7 +195,7 @@ export interface WatchOptions extends TargetOptions {
    * `resourceVersion`.
    */
   readonly onExpired?: OnExpired;
-  /** Reaction while kubefan cannot be reached. NEVER, the only value yet. */
+  /** Reaction while kubefan cannot be reached. PACED by default. */
   readonly fallback?: Fallback;
   /**
    * Memory limit of the copies that deltas need. Above it the watch continues without deltas. 1 GiB

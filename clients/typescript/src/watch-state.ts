@@ -190,11 +190,36 @@ export class WatchState {
     this.#openedAt = now;
     this.#wasOpen = true;
     this.#nextCluster = undefined;
+    return this.reconnected();
+  }
+
+  /** A server answers again. */
+  reconnected(): WatchItem[] {
     if (!this.#isBroken) {
       return [];
     }
     this.#isBroken = false;
     return [{ kind: "reconnected", since: this.#resumeVersion, resumeVersion: "" }];
+  }
+
+  /** The apiserver has brought everything up to this version. */
+  movedTo(version: string, cluster = this.#cluster): void {
+    this.#resumeVersion = version;
+    this.#cluster = cluster;
+    this.#areDeltasCurrent = false;
+  }
+
+  /** Whether the timeout of the watch has passed. Then it has ended. */
+  isOver(now: number): boolean {
+    this.#begin(now);
+    this.#ended ||= this.#deadline !== undefined && now >= this.#deadline;
+    return this.#ended;
+  }
+
+  /** The time until the timeout of the watch; undefined without one. */
+  msLeft(now: number): number | undefined {
+    this.#begin(now);
+    return this.#deadline === undefined ? undefined : Math.max(0, this.#deadline - now);
   }
 
   /**
@@ -243,8 +268,16 @@ export class WatchState {
     return this.failed(new Unreachable(text), now);
   }
 
-  /** The call has failed. Throws the error if a retry cannot resolve it. */
-  failed(error: KubefanError, now: number, tokenMayChange = false): WatchItem[] {
+  /**
+   * The call has failed. Throws the error if a retry cannot resolve it. If another server may be
+   * asked (`isCertain` is false), only a version that has expired is thrown.
+   */
+  failed(
+    error: KubefanError,
+    now: number,
+    tokenMayChange = false,
+    isCertain = true,
+  ): WatchItem[] {
     const isOwnLimit = error.reason === "" || error.reason === ErrorReason.DEADLINE_EXCEEDED;
     if (error.code === "DEADLINE_EXCEEDED" && isOwnLimit) {
       // The call's own limit, which the server has missed.
@@ -260,7 +293,8 @@ export class WatchState {
     const restarts = this.#options.onExpired !== OnExpired.FAIL && error instanceof Expired;
     // The file may get another token. A token that was never accepted is a mistake, though.
     const mayLogIn = error instanceof Unauthenticated && this.#wasOpen && tokenMayChange;
-    if (!restarts && !mayLogIn && !error.isRetryable) {
+    const isFinal = isCertain || error instanceof Expired;
+    if (isFinal && !restarts && !mayLogIn && !error.isRetryable) {
       this.#ended = true;
       throw error;
     }

@@ -2,13 +2,20 @@
 
 import { setImmediate as nextTurn, setTimeout as sleep } from "node:timers/promises";
 import { Changes } from "./changes.js";
-import { headersOf, outsideOfHttp2, type Connection } from "./connection.js";
+import {
+  ANSWER_MS_MAX,
+  headersOf,
+  noAnswer,
+  outsideOfHttp2,
+  type Connection,
+} from "./connection.js";
 import { Unauthenticated, errorOf, type KubefanError } from "./errors.js";
 import type { WatchResponse } from "./gen/kubefan/v1alpha1/watch_pb.js";
 import type { WatchEvent, WatchItem } from "./items.js";
 import type { AnyValue } from "./objects.js";
-import type { WatchOptions } from "./options.js";
+import { Fallback, type WatchOptions } from "./options.js";
 import { ErrorReason } from "./reasons.js";
+import { WatchFallback } from "./watch-fallback.js";
 import { WatchState } from "./watch-state.js";
 
 /** One call of a watch. */
@@ -18,6 +25,8 @@ interface Call {
   readonly sent: string | undefined;
   /** The first response, which is asked for to open the call. */
   first: Promise<IteratorResult<WatchResponse>> | undefined;
+  /** The call was ended, because it had no answer in time. */
+  isLate: boolean;
 }
 
 /** The common part of both kinds of watches: one reader, `close`, and the way into `for await`. */
@@ -69,6 +78,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
   };
   #ready: WatchItem[] = [];
   #at = 0;
+  readonly #fallback: WatchFallback | undefined;
   #call: Call | undefined;
   #resumeVersion: string;
 
@@ -77,6 +87,11 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
     super();
     this.#connection = connection;
     this.#state = new WatchState(resource, options, { address: connection.address });
+    const reads = options.fallback === Fallback.NEVER ? undefined : connection.fallback;
+    if (reads !== undefined) {
+      const closed = this.#closed.signal;
+      this.#fallback = new WatchFallback(reads, this.#state, resource, options, closed);
+    }
     this.#resumeVersion = options.resourceVersion ?? "";
     this.#signals = [connection.closed, ...(options.signal === undefined ? [] : [options.signal])];
     for (const signal of this.#signals) {
@@ -133,7 +148,8 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
   async #step(): Promise<WatchItem[]> {
     const call = this.#call;
     if (call === undefined) {
-      return this.#open();
+      const fallback = this.#fallback;
+      return fallback?.isDirect(performance.now()) === true ? fallback.step() : this.#open();
     }
     let result: IteratorResult<WatchResponse>;
     try {
@@ -142,7 +158,8 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       result = await (first ?? call.responses.next());
     } catch (failure) {
       await outsideOfHttp2();
-      return this.#failed(errorOf(failure, this.#connection.address), call.sent);
+      const error = call.isLate ? noAnswer(this.#connection.address) : failure;
+      return this.#failed(errorOf(error, this.#connection.address), call.sent);
     }
     if (this.#closed.signal.aborted) {
       return [];
@@ -155,7 +172,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
     if (items.at(-1)?.kind === "disconnected") {
       this.#cancel();
     }
-    return items;
+    return this.#fallback?.filtered(items) ?? items;
   }
 
   async #open(): Promise<WatchItem[]> {
@@ -171,12 +188,14 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
     if (request === undefined) {
       return [];
     }
+    this.#fallback?.asks();
     let sent: string | undefined;
     try {
       sent = this.#connection.authorization();
     } catch (failure) {
       return this.#failed(errorOf(failure, this.#connection.address), undefined);
     }
+    const reads = this.#connection.fallback;
     const abort = new AbortController();
     let answer = (): void => undefined;
     const answered = new Promise<void>((resolve) => {
@@ -186,23 +205,36 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       headers: headersOf(sent),
       signal: abort.signal,
       timeoutMs: this.#state.callMs(now),
-      onHeader: () => {
+      onHeader: (headers) => {
+        reads?.learn(headers);
         answer();
       },
     })[Symbol.asyncIterator]();
     const first = responses.next();
-    this.#call = { responses, abort, sent, first };
+    const call: Call = { responses, abort, sent, first, isLate: false };
+    this.#call = call;
+    const limit = setTimeout(() => {
+      if (reads !== undefined) {
+        call.isLate = true;
+        abort.abort();
+      }
+    }, ANSWER_MS_MAX);
     const isRefused = first.then(
       () => false,
       () => true,
     );
     await Promise.race([answered, isRefused]);
+    clearTimeout(limit);
     // A refusal may come right behind the headers. It was never open, and its error comes with the
     // next step.
     if (await Promise.race([isRefused, nextTurn(false)])) {
       return [];
     }
-    return this.#closed.signal.aborted ? [] : this.#state.opened(performance.now());
+    if (this.#closed.signal.aborted) {
+      return [];
+    }
+    this.#fallback?.opened(performance.now());
+    return this.#state.opened(performance.now());
   }
 
   #failed(error: KubefanError, sent: string | undefined): WatchItem[] {
@@ -219,8 +251,10 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
     } else if (error.reason === ErrorReason.REAUTHENTICATE) {
       token.expire(sent);
     }
+    const now = performance.now();
+    const isRefused = this.#fallback?.failed(error, now) === true;
     try {
-      return this.#state.failed(error, performance.now(), token.mayChange);
+      return this.#state.failed(error, now, token.mayChange, !isRefused);
     } catch (final) {
       this.close();
       throw final;

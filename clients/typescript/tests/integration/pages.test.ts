@@ -43,6 +43,7 @@ const printed: Record<string, RegExp[][]> = {
     [/start over: .+\n/, /ADDED \S+\/\S+\n/],
     [],
     [/NotFound OBJECT_NOT_FOUND false\n/],
+    [],
   ],
 };
 

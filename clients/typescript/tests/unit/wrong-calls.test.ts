@@ -68,7 +68,7 @@ suite("a wrong call", () => {
       ["onExpired", "FAIL", /onExpired is "FAIL"; it must be "fail" or "restart"/],
       ["encoding", "gzip", /encoding is "gzip"; it must be "json", "zstd" or "zstd-delta"/],
       ["encoding", null, /encoding is null; it must be/],
-      ["fallback", true, /fallback is true; it must be "never"/],
+      ["fallback", true, /fallback is true; it must be "paced" or "never"/],
     ] as const) {
       const wrong = { [name]: value } as object;
       assert.throws(() => client.watch("pods", wrong), refusal(allowed));
