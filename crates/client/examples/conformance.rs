@@ -43,7 +43,7 @@ async fn main() {
     std::thread::spawn(move || {
         std::io::stdin().lock().lines().map_while(Result::ok).all(|it| lines.blocking_send(it).is_ok())
     });
-    say(&json!({ "language": "rust", "lacks": ["changes"] }));
+    say(&json!({ "language": "rust", "lacks": ["changes", "fallback"] }));
     let mut runner = Runner::default();
     while let Some(line) = commands.recv().await {
         let command: Value = serde_json::from_str(&line).expect("a command is JSON");

@@ -23,7 +23,7 @@ use crate::harness::{
     kubefan::Kubefan,
     link::Link,
     objects::version_of,
-    process::closed_port,
+    process::{closed_port, send_signal},
     rbac::grant,
     wait,
 };
@@ -163,6 +163,7 @@ impl<'a> Scene<'a> {
             ("$host".to_owned(), json!(self.link.addr.to_string())),
             ("$unused_address".to_owned(), json!(unused.to_string())),
             ("$admin_address".to_owned(), json!(self.kubefan().admin_addr.to_string())),
+            ("$apiserver".to_owned(), json!(self.api.url())),
             ("$ca".to_owned(), path(&self.api.ca_pem_path())),
             ("$token_file".to_owned(), path(&self.token_file())),
             ("$namespace".to_owned(), json!(self.names.namespace)),
@@ -308,6 +309,11 @@ impl<'a> Scene<'a> {
         let kubefan = start(&self.kubeconfig, "127.0.0.1:0", &self.own_args).await;
         self.link.lead_to(kubefan.grpc_addr);
         self.own = Some(kubefan);
+    }
+
+    /// Sends a signal to kubefan.
+    pub(super) fn signal(&self, name: &str) {
+        send_signal(self.own.as_ref().expect("the step has a kubefan of its own").process.pid(), name);
     }
 
     pub(super) fn drain(&self) {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 pub(super) const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/conformance");
 /// The files of the steps, in the order in which they run.
-const FILES: [&str; 6] = ["read", "watch", "parts", "access", "informer", "breaks"];
+const FILES: [&str; 7] = ["read", "watch", "parts", "access", "informer", "fallback", "breaks"];
 
 /// One step: its actions, and the reports that every client must make.
 #[derive(Debug, Deserialize)]
@@ -110,6 +110,10 @@ pub(super) enum Action {
     Kill,
     /// Starts kubefan again after `kill`.
     Start,
+    /// Stops kubefan with SIGSTOP: its connections stay, and nothing answers.
+    Hang,
+    /// Ends `hang`.
+    Wake,
     /// Asks kubefan to end, with SIGTERM.
     Drain,
     /// An operator ends the watches of the step.

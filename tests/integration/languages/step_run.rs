@@ -126,6 +126,8 @@ async fn act(scene: &mut Scene<'_>, players: &mut [Player<'_>], action: &Action)
         Action::LeadToSecond => scene.lead_to_second(),
         Action::Kill => scene.kill(),
         Action::Start => scene.restart().await,
+        Action::Hang => scene.signal("STOP"),
+        Action::Wake => scene.signal("CONT"),
         Action::Drain => scene.drain(),
         Action::Disconnect => scene.disconnect().await,
         Action::CutUpstream => scene.cut_upstream().await,

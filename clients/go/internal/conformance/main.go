@@ -20,8 +20,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	kubefan "kubefan.dev/clients/go"
+	"kubefan.dev/clients/go/apiserver"
 	"kubefan.dev/clients/go/informers"
 )
 
@@ -63,6 +65,12 @@ type command struct {
 	OnExpired           string   `json:"on_expired"`
 	OnLag               string   `json:"on_lag"`
 	Quiet               bool     `json:"quiet"`
+	Fallback            string   `json:"fallback"`
+	Apiserver           string   `json:"apiserver"`
+	ApiserverCAFile     string   `json:"apiserver_ca_file"`
+	ApiserverToken      string   `json:"apiserver_token"`
+	BudgetClients       int      `json:"budget_clients"`
+	BudgetRate          float64  `json:"budget_rate"`
 }
 
 // running is the thing that a name stands for, and the function that ends it.
@@ -162,11 +170,23 @@ func (r *runner) run(c command) (line, error) {
 				return kubefan.Connect(ctx, address, options)
 			}
 		}
-		client, err := connect(c.Address, kubefan.Options{
+		options := kubefan.Options{
 			CAFile: c.CAFile, ServerName: c.ServerName, Token: c.Token, TokenFile: c.TokenFile,
 			ConnectTimeout:    millis(c.ConnectTimeoutMs),
 			KeepaliveInterval: millis(c.KeepaliveIntervalMs), KeepaliveTimeout: millis(c.KeepaliveTimeoutMs),
-		})
+			Budget: kubefan.Budget{Clients: c.BudgetClients, StartsPerSecond: c.BudgetRate},
+		}
+		if c.Apiserver != "" {
+			straight, err := apiserver.New(&rest.Config{
+				Host: c.Apiserver, BearerToken: c.ApiserverToken,
+				TLSClientConfig: rest.TLSClientConfig{CAFile: c.ApiserverCAFile},
+			})
+			if err != nil {
+				return nil, err
+			}
+			options.Apiserver = straight
+		}
+		client, err := connect(c.Address, options)
 		if err != nil {
 			return nil, err
 		}
@@ -399,6 +419,9 @@ func watchOptions(c command) kubefan.WatchOptions {
 	}
 	if c.OnExpired == "fail" {
 		options.OnExpired = kubefan.OnExpiredFail
+	}
+	if c.Fallback == "never" {
+		options.Fallback = kubefan.FallbackNever
 	}
 	if c.OnLag == "expire" {
 		options.OnLag = kubefan.OnLagExpire

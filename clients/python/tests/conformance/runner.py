@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any, Optional, Union
 
 from kubefan import (
+    Apiserver,
     BackoffOptions,
+    Budget,
     CatchUpBegin,
     CatchUpEnd,
     Client,
@@ -162,7 +164,7 @@ def watch_options(command: Line) -> dict[str, Any]:
         "only_changes": command.get("only_changes", False),
         "backoff": BackoffOptions(initial=0.05, max=0.5),
     }
-    for name in ("resource_version", "cluster"):
+    for name in ("resource_version", "cluster", "fallback"):
         if name in command:
             options[name] = command[name]
     for name in ("timeout", "bookmark_interval"):
@@ -201,6 +203,13 @@ class Runner:
         for key in ("connect_timeout", "keepalive_interval", "keepalive_timeout"):
             if f"{key}_ms" in command:
                 options[key] = seconds(command, f"{key}_ms")
+        if "apiserver" in command:
+            options["apiserver"] = Apiserver(
+                command["apiserver"],
+                ca_file=command["apiserver_ca_file"],
+                token=command["apiserver_token"],
+            )
+            options["budget"] = Budget(command["budget_clients"], command["budget_rate"])
         make = Client if command.get("lazy") else Client.connect
         self.connections[name] = (command["address"], ClientOptions(**options))
         self.clients[name] = make(*self.connections[name])

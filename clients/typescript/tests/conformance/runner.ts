@@ -5,11 +5,15 @@
 import { createInterface } from "node:readline";
 import * as zlib from "node:zlib";
 import {
+  Apiserver,
   Client,
   Expired,
   KubefanError,
+  type ApiserverOptions,
+  type Budget,
   type ClientOptions,
   type Encoding,
+  type Fallback,
   type Informer,
   type KubeObject,
   type ListOptions,
@@ -60,6 +64,12 @@ interface Command {
   readonly on_expired?: OnExpired;
   readonly on_lag?: OnLag;
   readonly quiet?: boolean;
+  readonly fallback?: Fallback;
+  readonly apiserver?: string;
+  readonly apiserver_ca_file?: string;
+  readonly apiserver_token?: string;
+  readonly budget_clients?: number;
+  readonly budget_rate?: number;
 }
 
 /** Reports of quiet sources: the number of each item. */
@@ -141,6 +151,17 @@ function given<T extends object>(fields: { [K in keyof T]: T[K] | undefined }): 
   return Object.fromEntries(Object.entries(fields).filter(([, it]) => it !== undefined)) as T;
 }
 
+/** The options of the fallback. */
+function fallbackOptions(command: Command): ClientOptions {
+  const { apiserver, apiserver_ca_file: caFile, apiserver_token: token } = command;
+  if (apiserver === undefined) {
+    return {};
+  }
+  const budget = given<Budget>({ clients: command.budget_clients, rate: command.budget_rate });
+  const credentials = given<ApiserverOptions>({ caFile, token });
+  return { apiserver: new Apiserver(apiserver, credentials), budget };
+}
+
 function clientOptions(command: Command): ClientOptions {
   return given<ClientOptions>({
     caFile: command.ca_file,
@@ -181,6 +202,7 @@ function watchOptions(command: Command): WatchOptions {
     encoding: command.encoding,
     onExpired: command.on_expired,
     onLag: command.on_lag,
+    fallback: command.fallback,
   });
   return { ...listOptions(command), ...options, backoff: { initialMs: 50, maxMs: 500 } };
 }
@@ -207,7 +229,7 @@ class Runner {
     switch (op) {
       case "connect": {
         const { address = "", lazy } = command;
-        const options = clientOptions(command);
+        const options = { ...clientOptions(command), ...fallbackOptions(command) };
         const client =
           lazy === true ? new Client(address, options) : await Client.connect(address, options);
         this.#clients.set(name, client);
