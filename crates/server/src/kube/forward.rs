@@ -1,5 +1,6 @@
 //! Passthrough: forwards requests to the apiserver, and its responses back. Both bodies are
-//! streamed unchanged; only headers that name the client are added.
+//! streamed unchanged. Only headers that name the client are added, and to the response one that
+//! says that no cache has made it.
 //!
 //! The hazard is that kubefan has taken the place of the apiserver. So callers never act with
 //! kubefan's credentials by accident (`upstream::passthrough` ensures that), a client certificate,
