@@ -73,8 +73,8 @@ func verdictOf(response *http.Response) verdict {
 //   - X-Kubernetes-Pf-Flowschema-Uid is of the apiserver's priority and fairness. kubefan passes it
 //     on.
 //
-// An older kubefan sends only the first one, and without fwd. Then its own 401, 403, 404 and 5xx
-// look like those of an apiserver without priority and fairness, or like those of a proxy.
+// An older kubefan sends only the first one, and without fwd. Its own 401, 403, 404 and 5xx look
+// like those of an apiserver without priority and fairness, or like those of a proxy.
 func authorOf(header http.Header) author {
 	if parameters, ok := memberOf(header, "Cache-Status"); ok {
 		if hasParameter(parameters, "fwd") {

@@ -38,7 +38,9 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 	for {
 		now := k.monitor.look()
 		switch {
-		case known == uncached:
+		// Only the first read of a kind that kubefan refuses is paced: while kubefan is healthy, no
+		// fleet turns to the apiserver at once.
+		case known == uncached, known == refused && !isNews:
 			Reads.Increment(request.Context(), "apiserver", known.String())
 			response, err := direct.RoundTrip(request)
 			return k.learn(asked, known, isNews, response), err

@@ -100,6 +100,15 @@ func TestAResourceThatIsNotCachedNeedsNoBudget(t *testing.T) {
 	}
 }
 
+func TestOnlyTheFirstReadThatKubefanRefusesNeedsTheBudget(t *testing.T) {
+	pair := attached(t, setting{options: Options{Budget: Budget{Clients: 60, StartsPerSecond: 1}}})
+	pair.kubefan.on(says(http.StatusUnauthorized, "a certificate"))
+	for range 4 {
+		pair.expect(list, "200 apiserver")
+	}
+	pair.wereAsked([]string{"GET " + list}, slices.Repeat([]string{"GET " + list}, 4))
+}
+
 func TestARefusalOfKubefanCountsIfReadsNeverFallBack(t *testing.T) {
 	pair := attached(t, setting{options: Options{Fallback: FallbackNever}})
 	pair.kubefan.on(says(http.StatusForbidden, "refused"))
