@@ -20,6 +20,7 @@ type kubefan struct {
 	router     router
 	connection *connection
 	monitor    *monitor
+	health     health
 	gate       *gate
 	learned    learned
 	direct     directWatches
@@ -44,7 +45,7 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 			Reads.Increment(request.Context(), "apiserver", known.String())
 			response, err := direct.RoundTrip(request)
 			return k.learn(asked, known, isNews, response), err
-		case known == refused || !now.isHealthy:
+		case known != answered || !now.isHealthy:
 			isAdmitted, err := k.wait(request.Context(), asked, waits, now)
 			if err != nil {
 				return nil, err
@@ -59,17 +60,17 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 		switch {
 		case err != nil:
 			return nil, err
-		case shown == answered, shown == uncached, shown == busy && k.monitor.look().isHealthy:
+		case response == nil:
+			continue
+		case shown == answered, shown == uncached, shown == busy:
 			return response, nil
-		case shown == missing && asked.isOnlyForKubefan, shown == refused && waits:
+		case shown == missing && asked.isOnlyForKubefan, (shown == refused || shown == broken) && waits:
 			return response, nil
-		case shown == missing:
-			known, isNews = uncached, true
-		case shown == refused:
-			known, isNews = refused, true
 		}
-		if response != nil {
-			_ = response.Body.Close()
+		_ = response.Body.Close()
+		known, isNews = shown, true
+		if shown == missing {
+			known = uncached
 		}
 	}
 }
@@ -77,7 +78,8 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 // learn remembers that kubefan has no answer where the apiserver has one. If that refuses too, it
 // is the caller's own mistake or lack of a right, which may end soon.
 func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.Response) *http.Response {
-	if isNews && response != nil && response.StatusCode < 300 {
+	isLasting := known == uncached || known == refused
+	if isNews && isLasting && response != nil && response.StatusCode < 300 {
 		k.learned.note(asked.form, known, k.clock.Now())
 	}
 	return response
@@ -97,26 +99,49 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 		return nil, broken, nil
 	}
 	k.readBudget(response.Header)
+	released := body{ReadCloser: response.Body, release: cancel}
+	response.Body = &released
 	shown := verdictOf(response)
 	Reads.Increment(request.Context(), "kubefan", shown.String())
-	switch shown {
-	case busy:
-		k.monitor.note("429 for "+busyMax.String(), func(machine *machine, now time.Time) { machine.busy(now, epoch) })
-	case broken:
-		k.fails(epoch, fmt.Sprint("answer ", response.StatusCode))
-	default:
-		k.monitor.note("", func(machine *machine, _ time.Time) { machine.answered() })
+	isAway, err := k.notes(request.Context(), response, shown, epoch)
+	if isAway || err != nil {
+		_ = released.Close()
+		return nil, shown, err
 	}
 	if shown == uncached && !asked.isOnlyForKubefan {
 		k.learned.note(asked.form, uncached, k.clock.Now())
 	}
-	released := body{ReadCloser: response.Body, release: cancel}
 	if asked.isWatch {
 		response.Body = &kubefanWatch{body: released, caller: request.Context()}
-	} else {
-		response.Body = &released
 	}
 	return response, shown, nil
+}
+
+// notes takes an answer as a sign of kubefan's state. It returns true if kubefan is away now.
+func (k *kubefan) notes(ctx context.Context, response *http.Response, shown verdict, epoch uint64) (bool, error) {
+	if shown == busy {
+		isHealthy := k.monitor.note("429 for "+busyMax.String(), func(machine *machine, now time.Time) { machine.busy(now, epoch) })
+		return !isHealthy, nil
+	}
+	if isDoubtful(response, shown) {
+		isServing, err := k.health.isServing(ctx)
+		if err != nil {
+			return false, err
+		}
+		if !isServing {
+			k.fails(epoch, fmt.Sprint("answer ", response.StatusCode))
+			return true, nil
+		}
+	}
+	k.monitor.note("", func(machine *machine, _ time.Time) { machine.answered() })
+	return false, nil
+}
+
+// isDoubtful tells whether an answer may be of a kubefan that does not serve, or of something in its
+// place.
+func isDoubtful(response *http.Response, shown verdict) bool {
+	isRefusal := shown == missing || shown == refused
+	return shown == broken || isRefusal && authorOf(response.Header) == unknown
 }
 
 func (k *kubefan) fails(epoch uint64, reason string) {
@@ -147,7 +172,7 @@ func (k *kubefan) wait(ctx context.Context, asked read, waits bool, now view) (b
 // fallBack starts a read at the apiserver. A watch ends after kubefan's return.
 func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, direct http.RoundTripper) (*http.Response, error) {
 	reason := "away"
-	if known == refused {
+	if known != answered {
 		reason = known.String()
 	}
 	Reads.Increment(request.Context(), "apiserver", reason)
@@ -171,7 +196,7 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 	k.direct.add(made)
 	response.Body = made
 	if known != refused && k.monitor.look().isHealthy {
-		// kubefan has returned meanwhile.
+		// kubefan has returned meanwhile, or could only not answer this one.
 		k.endSoon(made)
 	}
 	return response, nil
@@ -193,6 +218,12 @@ func (k *kubefan) endSoon(watch *directWatch) {
 			watch.end()
 		}
 	})
+}
+
+// isServing asks for the health.
+func (k *kubefan) isServing() bool {
+	isServing, _ := k.health.isServing(context.Background())
+	return isServing
 }
 
 func (k *kubefan) probe(ctx context.Context) bool {

@@ -159,6 +159,90 @@ func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
 	}
 }
 
+func TestA5xxOfAKubefanThatServesConcernsOneRead(t *testing.T) {
+	for name, header := range map[string]string{
+		"of nobody in particular": "Retry-After: 1", "of kubefan": "Proxy-Status: kubefan; error=destination_unavailable", "of the cache": hit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(func(writer http.ResponseWriter, request *http.Request) {
+				if request.URL.Path == latest {
+					says(http.StatusServiceUnavailable, "the apiserver is away", header)(writer, request)
+					return
+				}
+				says(http.StatusOK, "kubefan", hit)(writer, request)
+			})
+			pair.expect(list, "200 apiserver")
+			pair.expect(nodes, "200 kubefan")
+			pair.expect(list, "200 apiserver")
+			pair.apiserver.on(watches("event"))
+			moved, err := pair.do(t.Context(), http.MethodGet, watch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer moved.Body.Close()
+			if got := firstLine(t, moved.Body); got != "event" {
+				t.Error(got)
+			}
+			pair.clock.advance(directWatchesEndWithin)
+			if rest, err := io.ReadAll(moved.Body); err != nil || len(rest) > 0 {
+				t.Error("kubefan is not asked again", rest, err)
+			}
+			if lines := pair.logged.all(); len(lines) > 0 {
+				t.Error("it is no outage", lines)
+			}
+		})
+	}
+}
+
+func TestA5xxOfAKubefanThatServesCountsIfReadsNeverFallBack(t *testing.T) {
+	pair := attached(t, setting{options: Options{Fallback: FallbackNever}})
+	pair.kubefan.on(says(http.StatusServiceUnavailable, "the apiserver is away"))
+	pair.expect(list, "503 the apiserver is away")
+	pair.expect(sharded, "503 the apiserver is away")
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+	pair.expect(list, "200 kubefan")
+}
+
+func TestAnAnswerOfSomethingInThePlaceOfKubefanIsAnOutage(t *testing.T) {
+	for _, status := range []int{http.StatusNotFound, http.StatusForbidden, http.StatusUnauthorized} {
+		t.Run(http.StatusText(status), func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(says(status, "no such route"))
+			pair.kubefan.hasHealth([]byte("no such route"))
+			pair.expect(list, "200 apiserver")
+			pair.expect(list, "200 apiserver")
+			pair.wereAsked([]string{"GET " + list}, []string{"GET " + list, "GET " + list})
+			if lines := pair.logged.all(); len(lines) != 1 || !strings.Contains(lines[0], "kubefan is away") {
+				t.Error(lines)
+			}
+		})
+	}
+}
+
+func TestTheHealthIsAskedOnceForReadsThatFailTogether(t *testing.T) {
+	asked, answer := atomic.Int32{}, make(chan struct{})
+	shared := health{probe: func(context.Context) bool {
+		asked.Add(1)
+		<-answer
+		return true
+	}}
+	first, second := shared.begin(), shared.begin()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := shared.isServing(gone); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(answer)
+	<-first.done
+	if second != first || asked.Load() != 1 {
+		t.Error(asked.Load(), "questions")
+	}
+	if isServing, err := shared.isServing(t.Context()); !isServing || err != nil || asked.Load() != 2 {
+		t.Error("an old answer counts", isServing, err)
+	}
+}
+
 func TestAKubefanThatEndedIsNoticedByTheNextRead(t *testing.T) {
 	pair := attached(t, setting{})
 	pair.expect(list, "200 kubefan")

@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -26,7 +25,8 @@ type monitor struct {
 	logger   logr.Logger
 	clock    clock
 	random   func() float64
-	probe    func(context.Context) bool
+	// isServing asks kubefan for its health.
+	isServing func() bool
 	// returned is called when reads return to kubefan.
 	returned func()
 
@@ -112,9 +112,7 @@ func (m *monitor) arm() {
 }
 
 func (m *monitor) probeOnce() {
-	ctx, cancel := context.WithTimeout(context.Background(), probeMax)
-	isHealthy := m.probe(ctx)
-	cancel()
+	isHealthy := m.isServing()
 	m.note("a probe failed", func(machine *machine, now time.Time) {
 		m.isProbing = false
 		machine.probed(now, isHealthy)
