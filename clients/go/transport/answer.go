@@ -11,7 +11,8 @@ type verdict int
 const (
 	// answered: the caller gets the answer. It is the cache's or the apiserver's.
 	answered verdict = iota
-	// uncached: the caller gets the answer. kubefan has passed the read on, as it has no cache for it.
+	// uncached: the caller gets the answer. kubefan has passed the read on, perhaps as it has no cache
+	// for it.
 	uncached
 	// missing: kubefan's own 404. It has no cache for the read, and passes nothing on.
 	missing

@@ -81,13 +81,15 @@ func TestMetricsShowWhereReadsGoAndWhy(t *testing.T) {
 	pair.expect(watch, "200 apiserver")
 	pair.kubefan.on(says(http.StatusOK, "passed on"))
 	pair.clock.advance(holdMin + 2*probeEvery)
-	pair.expect(watch, "200 passed on")
+	for range passedOnMax {
+		pair.expect(watch, "200 passed on")
+	}
 	pair.expect(watch, "200 apiserver")
 	pair.expect(latest, "200 apiserver")
 	want := []string{
 		"healthy", "kubefan answered", "kubefan refused", "waited", "apiserver refused", "kubefan missing",
 		"apiserver uncached", "kubefan unreachable", "away", "waited", "apiserver away", "returning", "healthy",
-		"kubefan uncached", "apiserver uncached",
+		"kubefan uncached", "kubefan uncached", "kubefan uncached", "apiserver uncached",
 	}
 	if got := seen.all(); !slices.Equal(got, want) {
 		t.Errorf("%q", got)

@@ -20,8 +20,9 @@
 // configuration: writes, reads without a resourceVersion, pages and lists at exactly one version,
 // subresources such as log and exec, impersonation, and paths that name no resource.
 //
-// kubefan says in each answer whether it is of a cache. If it is not, reads of that resource, in
-// that form and namespace, go to the apiserver for five minutes. Then kubefan is asked again.
+// kubefan says in each answer whether it is of a cache. After three answers in a row that were not,
+// reads of that resource, in that form and namespace, go to the apiserver for half a minute. Then
+// kubefan is asked again. The time doubles while its answer stays the same, up to five minutes.
 //
 // The kubefan has a TLS configuration of its own. It gets the client certificate and the bearer
 // token of the configuration: a token passes through to the apiserver, a certificate cannot.
@@ -36,7 +37,7 @@
 //
 // A 410, a 504, and what the apiserver says are answers. Other errors of a kubefan that serves are
 // no outage: the apiserver is asked the same. If it answers after a 401, 403 or 404, it is asked for
-// the next five minutes. After a 404, which says that there is no cache, it is asked without the
+// the next half a minute, or longer if kubefan said the same before. After a 404, which says that there is no cache, it is asked without the
 // budget. After a 5xx, such as that of a kubefan which cannot reach the apiserver, only this read
 // goes there.
 //

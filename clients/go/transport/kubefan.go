@@ -75,6 +75,18 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 	}
 }
 
+// learnFrom remembers whether kubefan has a cache for reads like this one. A watch that resumes says
+// nothing: kubefan passes on those whose version is too old for the cache.
+func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) {
+	isResume := asked.isWatch && asked.hasState
+	switch {
+	case authorOf(response.Header) == ofCache:
+		k.learned.answered(asked.form)
+	case shown == uncached && !isResume && !asked.isOnlyForKubefan:
+		k.learned.passedOn(asked.form, k.clock.Now())
+	}
+}
+
 // learn remembers that kubefan has no answer where the apiserver has one. If that refuses too, it
 // is the caller's own mistake or lack of a right, which may end soon.
 func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.Response) *http.Response {
@@ -108,9 +120,7 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 		_ = released.Close()
 		return nil, shown, err
 	}
-	if shown == uncached && !asked.isOnlyForKubefan {
-		k.learned.note(asked.form, uncached, k.clock.Now())
-	}
+	k.learnFrom(response, asked, shown)
 	if asked.isWatch {
 		response.Body = &kubefanWatch{body: released, caller: request.Context()}
 	}

@@ -50,17 +50,24 @@ func TestThePathOfEachAddressIsPutBeforeThatOfTheRequest(t *testing.T) {
 	pair.wereAsked([]string{"GET /fan" + list}, []string{"GET /clusters/c" + latest})
 }
 
-func TestWhatKubefanPassesOnGoesToTheApiserverForAWhile(t *testing.T) {
+func TestWhatKubefanPassesOnThreeTimesGoesToTheApiserverForAWhile(t *testing.T) {
 	pair := attached(t, setting{})
-	pair.kubefan.on(says(http.StatusOK, "passed on"))
+	pair.kubefan.on(says(http.StatusOK, "passed on", "Cache-Status: kubefan; fwd=bypass"))
+	pair.expect(list, "200 passed on")
+	// A watch may have a cache where a list has none, and a version may be too old for a cache.
+	for range passedOnMax {
+		pair.expect(resume, "200 passed on")
+	}
+	pair.expect(list, "200 passed on")
 	pair.expect(list, "200 passed on")
 	pair.expect(list, "200 apiserver")
-	// A watch may have a cache where a list has none.
-	pair.expect(watch, "200 passed on")
-	pair.clock.advance(learnedFor)
+	pair.clock.advance(learnedMin)
+	pair.kubefan.asked()
 	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 	pair.expect(list, "200 kubefan")
-	pair.wereAsked([]string{"GET " + list, "GET " + watch, "GET " + list}, []string{"GET " + list})
+	pair.kubefan.on(says(http.StatusOK, "passed on"))
+	pair.expect(list, "200 passed on")
+	pair.wereAsked([]string{"GET " + list, "GET " + list}, []string{"GET " + list})
 }
 
 func TestTheApiserverDecidesWhatKubefanRefuses(t *testing.T) {
@@ -77,7 +84,7 @@ func TestTheApiserverDecidesWhatKubefanRefuses(t *testing.T) {
 			pair.expect(list, "200 apiserver")
 			pair.expect(list, "200 apiserver")
 			pair.wereAsked([]string{"GET " + list}, []string{"GET " + list, "GET " + list})
-			pair.clock.advance(learnedFor)
+			pair.clock.advance(learnedMin)
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 			pair.expect(list, "200 kubefan")
 			if lines := pair.logged.all(); len(lines) > 0 {
@@ -439,8 +446,8 @@ func TestWatchesAtTheApiserverEndAfterTheReturn(t *testing.T) {
 
 func TestAWatchOfWhatKubefanDoesNotCacheStays(t *testing.T) {
 	pair := attached(t, setting{})
-	pair.kubefan.on(says(http.StatusOK, "passed on"))
-	pair.expect(watch, "200 passed on")
+	pair.kubefan.on(says(http.StatusNotFound, "not cached"))
+	pair.expect(watch, "200 apiserver")
 	pair.apiserver.on(watches("event"))
 	response, err := pair.do(t.Context(), http.MethodGet, watch)
 	if err != nil {

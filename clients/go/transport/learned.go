@@ -5,20 +5,39 @@ import (
 	"time"
 )
 
-// learnedFor is how long a read is sent to the apiserver because kubefan has no cache for it or
-// refuses it. Then kubefan is asked again: it may have a cache now, or the right to read.
-const learnedFor = 5 * time.Minute
+const (
+	// learnedMin is how long a read is sent to the apiserver because kubefan has no cache for it or
+	// refuses it. Then kubefan is asked again: it may have a cache now, or the right to read. The time
+	// doubles while its answer stays the same.
+	learnedMin = 30 * time.Second
+	learnedMax = 5 * time.Minute
+	// passedOnMax is how many answers in a row kubefan must have passed on before a read is taken for
+	// one without a cache. kubefan also passes on single reads of what it caches, such as those that
+	// come before it has proved that its state is fresh.
+	passedOnMax = 3
+	// sweptMin is the number of forms from which those that are too old are forgotten.
+	sweptMin = 100
+)
 
 // learned remembers the forms of reads that kubefan does not answer from a cache.
 type learned struct {
 	mu    sync.Mutex
 	forms map[form]lesson
+	// sweepAt is the number of forms at which the next sweep is due.
+	sweepAt int
 }
 
-// lesson is what an answer of kubefan has shown.
+// lesson is what the answers of kubefan to reads of one form have shown.
 type lesson struct {
+	// verdict is uncached or refused. It counts until that time.
 	verdict verdict
 	until   time.Time
+	// lasts is for how long the last answer counts.
+	lasts time.Duration
+	// passedOn is the number of answers in a row that kubefan has passed on.
+	passedOn int
+	// notedAt is the time of the last answer.
+	notedAt time.Time
 }
 
 // verdictOf returns uncached or refused, or answered if kubefan should be asked.
@@ -31,17 +50,50 @@ func (l *learned) verdictOf(of form, now time.Time) verdict {
 	return answered
 }
 
-// note remembers an answer, and forgets what is too old.
+// note remembers an answer that says by itself that kubefan does not answer reads of this form.
 func (l *learned) note(of form, shown verdict, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for old, found := range l.forms {
-		if !now.Before(found.until) {
-			delete(l.forms, old)
-		}
+	l.keep(of, l.forms[of].lastingAs(shown, now), now)
+}
+
+// passedOn counts an answer that kubefan has passed on.
+func (l *learned) passedOn(of form, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.forms[of]
+	if found.passedOn++; found.passedOn >= passedOnMax {
+		found = found.lastingAs(uncached, now)
 	}
+	l.keep(of, found, now)
+}
+
+// answered forgets what was learned: there is a cache.
+func (l *learned) answered(of form) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.forms, of)
+}
+
+func (l lesson) lastingAs(shown verdict, now time.Time) lesson {
+	l.lasts = min(max(2*l.lasts, learnedMin), learnedMax)
+	l.verdict, l.until = shown, now.Add(l.lasts)
+	return l
+}
+
+func (l *learned) keep(of form, made lesson, now time.Time) {
 	if l.forms == nil {
 		l.forms = map[form]lesson{}
 	}
-	l.forms[of] = lesson{verdict: shown, until: now.Add(learnedFor)}
+	made.notedAt = now
+	l.forms[of] = made
+	if len(l.forms) < max(l.sweepAt, sweptMin) {
+		return
+	}
+	for old, found := range l.forms {
+		if now.Sub(found.notedAt) > 2*learnedMax {
+			delete(l.forms, old)
+		}
+	}
+	l.sweepAt = 2 * len(l.forms)
 }

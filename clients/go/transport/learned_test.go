@@ -1,20 +1,68 @@
 package transport
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
 
-func TestWhatKubefanDoesNotCacheIsLearnedForAWhileAndForgotten(t *testing.T) {
+var (
+	podForm  = form{resource: resource{name: "pods"}}
+	nodeForm = form{resource: resource{name: "nodes"}}
+)
+
+func TestAnAnswerThatIsPassedOnTeachesOnlyWithOthersInARow(t *testing.T) {
 	known, now := &learned{}, time.Unix(0, 0)
-	pods, nodes := form{resource: resource{name: "pods"}}, form{resource: resource{name: "nodes"}}
-	known.note(pods, uncached, now)
-	if known.verdictOf(pods, now) != uncached || known.verdictOf(nodes, now) != answered {
-		t.Error("not what was noted")
+	for range passedOnMax - 1 {
+		known.passedOn(podForm, now)
 	}
-	now = now.Add(learnedFor)
-	known.note(nodes, refused, now)
-	if known.verdictOf(pods, now) != answered || known.verdictOf(nodes, now) != refused || len(known.forms) != 1 {
-		t.Error("not what was noted last", known.forms)
+	known.answered(podForm)
+	for range passedOnMax {
+		if got := known.verdictOf(podForm, now); got != answered {
+			t.Fatal(got)
+		}
+		known.passedOn(podForm, now)
+	}
+	if known.verdictOf(podForm, now) != uncached || known.verdictOf(nodeForm, now) != answered {
+		t.Error("not what was noted", known.forms)
+	}
+}
+
+func TestWhatIsLearnedIsAskedAgainMoreAndMoreSeldom(t *testing.T) {
+	for name, learn := range map[string]func(known *learned, now time.Time){
+		"passed on": func(known *learned, now time.Time) {
+			for range passedOnMax {
+				if known.passedOn(podForm, now); known.verdictOf(podForm, now) != answered {
+					return
+				}
+			}
+		},
+		"refused": func(known *learned, now time.Time) { known.note(podForm, refused, now) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			known, now := &learned{}, time.Unix(0, 0)
+			for _, lasts := range []time.Duration{learnedMin, 2 * learnedMin, 4 * learnedMin, 8 * learnedMin, learnedMax, learnedMax} {
+				learn(known, now)
+				now = now.Add(lasts - 1)
+				if known.verdictOf(podForm, now) == answered {
+					t.Error("forgotten before ", lasts)
+				}
+				now = now.Add(1)
+				if known.verdictOf(podForm, now) != answered {
+					t.Error("remembered after ", lasts)
+				}
+			}
+		})
+	}
+}
+
+func TestOldFormsAreForgotten(t *testing.T) {
+	known, now := &learned{}, time.Unix(0, 0)
+	for number := range 10 * sweptMin {
+		now = now.Add(time.Minute)
+		known.note(form{namespace: fmt.Sprint(number)}, refused, now)
+	}
+	if len(known.forms) > sweptMin {
+		t.Error(len(known.forms), "are kept")
 	}
 }
