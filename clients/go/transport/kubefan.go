@@ -62,9 +62,9 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 			return nil, err
 		case response == nil:
 			continue
-		case shown == answered, shown == uncached, shown == busy:
+		case shown == answered, shown == uncached:
 			return response, nil
-		case shown == missing && asked.isOnlyForKubefan, (shown == refused || shown == broken) && waits:
+		case shown == missing && asked.isOnlyForKubefan, shown != missing && waits:
 			return response, nil
 		}
 		_ = response.Body.Close()
@@ -79,8 +79,9 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 // nothing: kubefan passes on those whose version is too old for the cache.
 func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) {
 	isResume := asked.isWatch && asked.hasState
+	isOfCache := authorOf(response.Header) == ofCache && response.StatusCode != http.StatusTooManyRequests
 	switch {
-	case authorOf(response.Header) == ofCache:
+	case isOfCache && shown == answered:
 		k.learned.answered(asked.form)
 	case shown == uncached && !isResume && !asked.isOnlyForKubefan:
 		k.learned.passedOn(asked.form, k.clock.Now())
@@ -98,7 +99,7 @@ func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.R
 }
 
 // ask sends a read to kubefan. The error is that of the caller's context; without one and without a
-// response, kubefan is away.
+// response, kubefan is away. A 429 is an answer, until there was no other one for a while.
 func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Response, verdict, error) {
 	path, _ := k.router.pathOf(request.URL)
 	response, cancel, err := k.connection.ask(request, path)
@@ -115,7 +116,10 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 	response.Body = &released
 	shown := verdictOf(response)
 	Reads.Increment(request.Context(), "kubefan", shown.String())
-	isAway, err := k.notes(request.Context(), response, shown, epoch)
+	if shown == busy && !k.learned.isBusyForLong(asked.form, k.clock.Now()) {
+		shown = answered
+	}
+	isAway, err := k.isAway(request.Context(), response, shown, epoch)
 	if isAway || err != nil {
 		_ = released.Close()
 		return nil, shown, err
@@ -127,31 +131,24 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 	return response, shown, nil
 }
 
-// notes takes an answer as a sign of kubefan's state. It returns true if kubefan is away now.
-func (k *kubefan) notes(ctx context.Context, response *http.Response, shown verdict, epoch uint64) (bool, error) {
-	if shown == busy {
-		isHealthy := k.monitor.note("429 for "+busyMax.String(), func(machine *machine, now time.Time) { machine.busy(now, epoch) })
-		return !isHealthy, nil
+// isAway tells whether an answer shows that kubefan is away.
+func (k *kubefan) isAway(ctx context.Context, response *http.Response, shown verdict, epoch uint64) (bool, error) {
+	if !isDoubtful(response, shown) {
+		return false, nil
 	}
-	if isDoubtful(response, shown) {
-		isServing, err := k.health.isServing(ctx)
-		if err != nil {
-			return false, err
-		}
-		if !isServing {
-			k.fails(epoch, fmt.Sprint("answer ", response.StatusCode))
-			return true, nil
-		}
+	isServing, err := k.health.isServing(ctx)
+	if err != nil || isServing {
+		return false, err
 	}
-	k.monitor.note("", func(machine *machine, _ time.Time) { machine.answered() })
-	return false, nil
+	k.fails(epoch, fmt.Sprint("answer ", response.StatusCode))
+	return true, nil
 }
 
 // isDoubtful tells whether an answer may be of a kubefan that does not serve, or of something in its
 // place.
 func isDoubtful(response *http.Response, shown verdict) bool {
 	isRefusal := shown == missing || shown == refused
-	return shown == broken || isRefusal && authorOf(response.Header) == unknown
+	return shown == broken || shown == busy || isRefusal && authorOf(response.Header) == unknown
 }
 
 func (k *kubefan) fails(epoch uint64, reason string) {

@@ -312,7 +312,7 @@ func TestACallerThatGivesUpIsNoOutage(t *testing.T) {
 	pair.wereAsked([]string{"GET " + list, "GET " + list}, nil)
 }
 
-func TestBusyForSomeSecondsIsAnAnswerAndForLongerAnOutage(t *testing.T) {
+func TestBusyForSomeSecondsIsAnAnswerAndForLongerNone(t *testing.T) {
 	pair := attached(t, setting{})
 	pair.kubefan.on(says(http.StatusTooManyRequests, "busy", "Retry-After: 1"))
 	pair.expect(list, "429 busy")
@@ -320,6 +320,21 @@ func TestBusyForSomeSecondsIsAnAnswerAndForLongerAnOutage(t *testing.T) {
 	pair.expect(list, "429 busy")
 	pair.clock.advance(1)
 	pair.expect(list, "200 apiserver")
+	// kubefan serves, and another cache of it may be ready.
+	pair.expect(nodes, "429 busy")
+	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+	pair.expect(list, "200 kubefan")
+	if lines := pair.logged.all(); len(lines) > 0 {
+		t.Error("it is no outage", lines)
+	}
+	pair.kubefan.on(says(http.StatusTooManyRequests, "busy", "Retry-After: 1"))
+	pair.kubefan.hasHealth(nil)
+	pair.expect(list, "429 busy")
+	pair.clock.advance(busyMax)
+	pair.expect(list, "200 apiserver")
+	if lines := pair.logged.all(); len(lines) != 1 || !strings.Contains(lines[0], "kubefan is away") {
+		t.Error("its health says that it does not serve", lines)
+	}
 }
 
 func TestReadsThatWaitReturnWithKubefan(t *testing.T) {

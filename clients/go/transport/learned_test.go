@@ -56,6 +56,29 @@ func TestWhatIsLearnedIsAskedAgainMoreAndMoreSeldom(t *testing.T) {
 	}
 }
 
+func TestBusyForLongIsOfOneFormAndInARow(t *testing.T) {
+	known, now := &learned{}, time.Unix(0, 0)
+	for _, step := range []struct {
+		after   time.Duration
+		between func(form)
+		want    bool
+	}{
+		{0, nil, false}, {busyMax - 1, nil, false}, {1, nil, true}, {busyPause, nil, true},
+		{busyPause + 1, nil, false}, {busyMax, nil, true},
+		{1, known.answered, false}, {busyMax, nil, true},
+		{1, func(of form) { known.passedOn(of, now) }, false}, {busyMax, nil, true},
+	} {
+		now = now.Add(step.after)
+		if step.between != nil {
+			step.between(podForm)
+		}
+		known.answered(nodeForm)
+		if got := known.isBusyForLong(podForm, now); got != step.want {
+			t.Errorf("%+v: %v", step.after, got)
+		}
+	}
+}
+
 func TestOldFormsAreForgotten(t *testing.T) {
 	known, now := &learned{}, time.Unix(0, 0)
 	for number := range 10 * sweptMin {

@@ -3,9 +3,6 @@ package transport
 import "time"
 
 const (
-	// busyMax is for how long kubefan may answer 429 before it counts as away. A cache that starts
-	// answers so for some seconds.
-	busyMax = 10 * time.Second
 	// holdMin is for how long kubefan must be healthy before reads return to it.
 	holdMin = 30 * time.Second
 	// holdMax limits the hold of a kubefan that fails soon after each return.
@@ -40,8 +37,6 @@ type machine struct {
 	side side
 	// epoch counts the outages, so that an old failure does not begin a new one.
 	epoch uint64
-	// busySince is the time of the first 429 in a row. Zero: the last answer was none.
-	busySince time.Time
 	// returnedAt is the time of the last return.
 	returnedAt time.Time
 	// healthySince is the time of the first probe in a row that was answered.
@@ -65,25 +60,9 @@ func (m *machine) failed(now time.Time, epoch uint64) {
 	default:
 		m.hold = min(2*m.hold, holdMax)
 	}
-	m.side, m.busySince = away, time.Time{}
+	m.side = away
 	m.epoch++
 }
-
-// busy notes a 429 of kubefan.
-func (m *machine) busy(now time.Time, epoch uint64) {
-	if m.side != healthy || epoch != m.epoch {
-		return
-	}
-	if m.busySince.IsZero() {
-		m.busySince = now
-	}
-	if now.Sub(m.busySince) >= busyMax {
-		m.failed(now, epoch)
-	}
-}
-
-// answered notes any other answer of kubefan.
-func (m *machine) answered() { m.busySince = time.Time{} }
 
 // moved notes that a read was started at the apiserver. From then on kubefan must be healthy for a
 // while: a watch that moved should not move again soon.

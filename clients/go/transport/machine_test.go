@@ -18,8 +18,6 @@ func newSteps(t *testing.T) *steps {
 
 func (s *steps) after(d time.Duration) *steps { s.now = s.now.Add(d); return s }
 func (s *steps) fails() *steps                { s.machine.failed(s.now, s.machine.epoch); return s }
-func (s *steps) isBusy() *steps               { s.machine.busy(s.now, s.machine.epoch); return s }
-func (s *steps) answers() *steps              { s.machine.answered(); return s }
 func (s *steps) moves() *steps                { s.machine.moved(); return s }
 func (s *steps) probe(ok bool) *steps         { s.machine.probed(s.now, ok); return s }
 
@@ -57,20 +55,12 @@ func TestAKubefanThatFailsSoonAfterEachReturnIsHeldLonger(t *testing.T) {
 	s.after(2 * holdMax).fails().probe(true).is(healthy)
 }
 
-func TestBusyForLongIsAway(t *testing.T) {
-	newSteps(t).isBusy().after(busyMax - 1).isBusy().is(healthy).after(1).isBusy().is(away)
-	s := newSteps(t).isBusy().after(busyMax - 1).answers().after(1).isBusy().is(healthy)
-	s.after(busyMax).isBusy().is(away)
-}
-
 func TestAnOldFailureBeginsNoOutage(t *testing.T) {
 	s := newSteps(t)
 	old := s.machine.epoch
 	s.fails().probe(true).is(healthy)
 	s.machine.failed(s.now, old)
 	s.is(healthy)
-	s.machine.busy(s.now.Add(-busyMax), old)
-	s.isBusy().is(healthy)
 }
 
 func TestAProbeOfAHealthyKubefanChangesNothing(t *testing.T) {
