@@ -184,7 +184,8 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 	}
 	Reads.Increment(request.Context(), "apiserver", reason)
 	k.monitor.note("", func(machine *machine, _ time.Time) { machine.moved() })
-	if !asked.isWatch {
+	// A watch that kubefan refuses stays: it would be refused again.
+	if !asked.isWatch || known == refused {
 		return direct.RoundTrip(request)
 	}
 	ctx, cancel := context.WithCancel(request.Context())
@@ -202,7 +203,7 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 	}
 	k.direct.add(made)
 	response.Body = made
-	if known != refused && k.monitor.look().isHealthy {
+	if k.monitor.look().isHealthy {
 		// kubefan has returned meanwhile, or could only not answer this one.
 		k.endSoon(made)
 	}

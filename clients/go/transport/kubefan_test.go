@@ -459,18 +459,23 @@ func TestWatchesAtTheApiserverEndAfterTheReturn(t *testing.T) {
 	pair.expect(watch, "200 passed on")
 }
 
-func TestAWatchOfWhatKubefanDoesNotCacheStays(t *testing.T) {
-	pair := attached(t, setting{})
-	pair.kubefan.on(says(http.StatusNotFound, "not cached"))
-	pair.expect(watch, "200 apiserver")
-	pair.apiserver.on(watches("event"))
-	response, err := pair.do(t.Context(), http.MethodGet, watch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if open := pair.shared().direct.all(); len(open) != 0 {
-		t.Error("it would be ended")
+func TestAWatchThatKubefanDoesNotAnswerStays(t *testing.T) {
+	for name, status := range map[string]int{"not cached": http.StatusNotFound, "refused": http.StatusForbidden} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(says(status, name))
+			pair.apiserver.on(watches("event"))
+			for range 2 {
+				response, err := pair.do(t.Context(), http.MethodGet, watch)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer response.Body.Close()
+				if open := pair.shared().direct.all(); len(open) != 0 {
+					t.Error("it would be ended")
+				}
+			}
+		})
 	}
 }
 
