@@ -10,9 +10,9 @@ import (
 const (
 	// directWatchesEndWithin is the time after a return in which watches at the apiserver end.
 	directWatchesEndWithin = time.Minute
-	// directWatchesEndAfter is the shortest time. After a watch of less than a second without an
-	// event, client-go lists.
-	directWatchesEndAfter = 2 * time.Second
+	// directWatchesEndAfter is the shortest time. client-go lists after a watch that ends without an
+	// event in the first second after its state, and the state of a large collection takes a while.
+	directWatchesEndAfter = 15 * time.Second
 )
 
 // kubefan answers the reads of all clients of one Attach.
