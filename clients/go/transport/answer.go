@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"mime"
 	"net/http"
 	"strings"
 )
@@ -50,8 +51,9 @@ func verdictOf(response *http.Response) verdict {
 		return answered
 	case status == http.StatusTooManyRequests:
 		return busy
-	// A version that the state has not reached. Each server says so, and client-go knows what to do.
-	case status == http.StatusGatewayTimeout:
+	// A version that the state has not reached. Each server says so, and client-go knows what to do. A
+	// gateway in front of a kubefan that hangs has another text.
+	case status == http.StatusGatewayTimeout && isOfKubernetes(response.Header):
 		return answered
 	case status >= 500:
 		return broken
@@ -90,6 +92,12 @@ func authorOf(header http.Header) author {
 		return ofApiserver
 	}
 	return unknown
+}
+
+// isOfKubernetes tells whether the body of an error may be a Status.
+func isOfKubernetes(header http.Header) bool {
+	media, _, _ := mime.ParseMediaType(header.Get("Content-Type"))
+	return media == "application/json" || media == "application/vnd.kubernetes.protobuf"
 }
 
 // memberOf returns the parameters of kubefan's member of a List (RFC 9651). The members of kubefan

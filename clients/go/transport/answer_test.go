@@ -58,9 +58,13 @@ func TestWhatEachAnswerSaysAboutKubefan(t *testing.T) {
 		{500, apiserver, answered},
 		{503, passedOn, answered},
 		// A version that is too large.
-		{504, nil, answered},
-		{504, hit, answered},
+		{504, http.Header{"Content-Type": {"application/json"}}, answered},
+		{504, http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf; charset=utf-8"}}, answered},
+		{504, http.Header{"Cache-Status": hit["Cache-Status"], "Content-Type": {"application/json"}}, answered},
 		{504, apiserver, answered},
+		// A gateway's.
+		{504, http.Header{"Content-Type": {"text/html"}}, broken},
+		{504, nil, broken},
 	} {
 		if got := verdictOf(&http.Response{StatusCode: row.status, Header: row.header}); got != row.want {
 			t.Errorf("%d %v: %v, not %v", row.status, row.header, got, row.want)

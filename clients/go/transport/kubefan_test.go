@@ -126,8 +126,9 @@ func TestARefusalOfKubefanCountsIfReadsNeverFallBack(t *testing.T) {
 func TestAnAnswerOfTheCacheOrTheApiserverCounts(t *testing.T) {
 	pair := attached(t, setting{})
 	for status, header := range map[int]string{
-		http.StatusGone: hit, http.StatusNotFound: hit, http.StatusGatewayTimeout: hit, http.StatusBadRequest: hit,
-		http.StatusForbidden: "X-Kubernetes-Pf-Flowschema-Uid: 1", http.StatusServiceUnavailable: "Cache-Status: kubefan; fwd=bypass",
+		http.StatusGone: hit, http.StatusNotFound: hit, http.StatusBadRequest: hit,
+		http.StatusGatewayTimeout: "Content-Type: application/json",
+		http.StatusForbidden:      "X-Kubernetes-Pf-Flowschema-Uid: 1", http.StatusServiceUnavailable: "Cache-Status: kubefan; fwd=bypass",
 	} {
 		pair.kubefan.on(says(status, "answer", header))
 		pair.expect(list, fmt.Sprint(status, " answer"))
