@@ -29,8 +29,18 @@ type timeouts struct {
 	ping time.Duration
 }
 
-// defaultTimeouts find a kubefan that hangs within 10 s.
-var defaultTimeouts = timeouts{connect: 3 * time.Second, answer: 10 * time.Second, silence: 4 * time.Second, ping: 4 * time.Second}
+// defaultTimeouts find a kubefan that hangs within 8 s: 5 s until a watch is lost, and two connections
+// that are not made.
+var defaultTimeouts = timeouts{
+	connect: 1500 * time.Millisecond, answer: 8 * time.Second, silence: 3 * time.Second, ping: 2 * time.Second,
+}
+
+const (
+	// attemptsMax is how often a read is sent to kubefan until it has an answer.
+	attemptsMax = 3
+	// slowAttemptsMax is how many of them may take the time for a connection or longer.
+	slowAttemptsMax = 2
+)
 
 var errNoAnswer = errors.New("no answer in time")
 
@@ -183,16 +193,34 @@ func (d *dialer) encrypted(ctx context.Context, network, address string) (net.Co
 	return made, nil
 }
 
-// ask sends a request with this path and query to kubefan. A connection that breaks before an
-// answer is replaced once: kubefan may have closed it a moment ago. Cancel the answer when it is
-// not needed.
+// ask sends a request with this path and query to kubefan. A connection that breaks before an answer,
+// or cannot be made, is replaced: kubefan may have closed it a moment ago, and a Service with a
+// replica that has died may choose another one. A 503 is asked for once more, because a replica that
+// drains closes its connections and others may serve. Cancel the answer when it is not needed.
 func (c *connection) ask(request *http.Request, path string) (*http.Response, context.CancelFunc, error) {
 	c.rotation.check(c.clock.Now())
-	response, cancel, err := c.try(request, path)
-	if err == nil || isTimeout(err) || request.Context().Err() != nil {
-		return response, cancel, err
+	slow := 0
+	for attempt := 1; ; attempt++ {
+		began := c.clock.Now()
+		response, cancel, err := c.try(request, path)
+		if c.clock.Now().Sub(began) >= c.timeouts.connect {
+			slow++
+		}
+		isLast := attempt == attemptsMax || slow == slowAttemptsMax || errors.Is(err, errNoAnswer)
+		isAgain := err != nil && !isLast || err == nil && attempt == 1 && isUnavailable(response)
+		if !isAgain || request.Context().Err() != nil {
+			return response, cancel, err
+		}
+		if err == nil {
+			_ = response.Body.Close()
+			cancel()
+		}
 	}
-	return c.try(request, path)
+}
+
+// isUnavailable tells whether an answer may be that of a replica that drains.
+func isUnavailable(response *http.Response) bool {
+	return response.StatusCode == http.StatusServiceUnavailable && authorOf(response.Header) != ofApiserver
 }
 
 func (c *connection) try(request *http.Request, path string) (*http.Response, context.CancelFunc, error) {
@@ -200,10 +228,15 @@ func (c *connection) try(request *http.Request, path string) (*http.Response, co
 	stop := c.clock.AfterFunc(c.timeouts.answer, func() { cancel(errNoAnswer) })
 	response, err := c.transport.RoundTrip(c.addressed(request.Clone(ctx), path))
 	stop()
+	// The time may be up just after the headers.
+	isLate := errors.Is(context.Cause(ctx), errNoAnswer)
+	if isLate && err == nil {
+		_ = response.Body.Close()
+	}
+	if isLate {
+		err = errNoAnswer
+	}
 	if err != nil {
-		if errors.Is(context.Cause(ctx), errNoAnswer) {
-			err = errNoAnswer
-		}
 		cancel(nil)
 		return nil, nil, err
 	}
@@ -220,9 +253,4 @@ func (c *connection) addressed(request *http.Request, path string) *http.Request
 		request.Header.Del("Authorization")
 	}
 	return request
-}
-
-func isTimeout(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.Is(err, errNoAnswer) || errors.As(err, &timeout) && timeout.Timeout()
 }

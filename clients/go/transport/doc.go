@@ -29,7 +29,7 @@
 //
 // # When kubefan is away
 //
-// kubefan is away if there is no connection, no answer within ten seconds, or if its health service
+// kubefan is away if there is no connection, no answer within eight seconds, or if its health service
 // does not say that it serves after an error that may be of a server in its place: a 5xx, 429 for ten
 // seconds, or a 401, 403 or 404 without a name. Then reads go to the apiserver until the health
 // service has answered for half a minute, or once if no read has moved in this outage. The half
@@ -43,7 +43,7 @@
 //
 // A watch whose connection is lost ends so that client-go resumes from its last version, without a
 // list: versions of kubefan are those of the apiserver. An HTTP/2 PING finds a kubefan that hangs
-// within ten seconds. After a return the watches at the apiserver end within a minute, at random
+// within eight seconds. After a return the watches at the apiserver end within a minute, at random
 // moments.
 //
 // Reads of only a part of a collection (shardSelector) never move, as an apiserver without that

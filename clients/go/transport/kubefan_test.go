@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -259,12 +260,45 @@ func TestAKubefanThatEndedIsNoticedByTheNextRead(t *testing.T) {
 	pair.expect(list, "200 apiserver")
 }
 
-func TestAConnectionThatBreaksIsReplacedOnce(t *testing.T) {
+func TestAConnectionThatBreaksIsReplaced(t *testing.T) {
+	pair := attached(t, setting{})
+	count := atomic.Int32{}
+	pair.kubefan.on(func(writer http.ResponseWriter, request *http.Request) {
+		if count.Add(1) < attemptsMax {
+			panic(http.ErrAbortHandler)
+		}
+		says(http.StatusOK, "kubefan", hit)(writer, request)
+	})
+	pair.expect(list, "200 kubefan")
+	if lines := pair.logged.all(); len(lines) > 0 {
+		t.Error(lines)
+	}
+}
+
+func TestAnotherReplicaIsAskedAfterOneThatCannotBeReached(t *testing.T) {
+	refused, reach := atomic.Int32{}, &net.Dialer{}
+	pair := attached(t, setting{config: func(config *rest.Config) {
+		config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if !strings.HasSuffix(config.Host, address) && refused.Add(1) < attemptsMax {
+				return nil, &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
+			}
+			return reach.DialContext(ctx, network, address)
+		}
+	}})
+	pair.expect(list, "200 kubefan")
+	if lines := pair.logged.all(); len(lines) > 0 || refused.Load() != attemptsMax {
+		t.Error(lines, refused.Load())
+	}
+}
+
+func TestAnotherReplicaIsAskedAfterOneThatDrains(t *testing.T) {
 	pair := attached(t, setting{})
 	count := atomic.Int32{}
 	pair.kubefan.on(func(writer http.ResponseWriter, request *http.Request) {
 		if count.Add(1) == 1 {
-			panic(http.ErrAbortHandler)
+			writer.Header().Set("Connection", "close")
+			says(http.StatusServiceUnavailable, "draining", hit)(writer, request)
+			return
 		}
 		says(http.StatusOK, "kubefan", hit)(writer, request)
 	})
@@ -352,8 +386,8 @@ func TestReadsThatWaitReturnWithKubefan(t *testing.T) {
 			pair.kubefan.on(nil)
 			read := make(chan string)
 			go func() { read <- pair.read(with.path) }()
-			// The timers of two attempts, and of the probe.
-			for range 3 {
+			// The timers of the attempts, and of the probe.
+			for range attemptsMax + 1 {
 				<-pair.clock.armed
 			}
 			pair.clock.advance(2 * probeEvery)
@@ -376,7 +410,7 @@ func TestAReadThatWaitsEndsWithItsContext(t *testing.T) {
 			pair.kubefan.on(nil)
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
-				for range 3 {
+				for range attemptsMax + 1 {
 					<-pair.clock.armed
 				}
 				cancel()
