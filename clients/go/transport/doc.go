@@ -52,10 +52,11 @@
 // # The budget
 //
 // The hazard is a fleet of programs that all turn to the apiserver at once. So each program starts
-// at most one read there in a window of Clients/StartsPerSecond of the Budget, by default in 10 s,
-// and the first one at a random moment of the first window. A watch that resumes waits for the
-// second window: programs without a state go first. A header of kubefan's answers,
-// Kubefan-Fallback, replaces the budget. FallbackNever lets reads wait for kubefan instead.
+// one read there in a window of Clients/StartsPerSecond of the Budget, by default in a second, and
+// the first one at a random moment of the first window. A watch that resumes waits for the second
+// window: programs without a state go first. A program may start the reads of ten seconds at once,
+// and pauses then. A header of kubefan's answers, Kubefan-Fallback, replaces the budget, whose window
+// has at most ten minutes. FallbackNever lets reads wait for kubefan instead.
 //
 // # Metrics
 //

@@ -14,6 +14,10 @@ import (
 // moment. All clients together then stay within the rate of the budget, without knowing of each
 // other. A read whose caller has a state waits for one window more, so that those without a state
 // go first, in the whole fleet and in each client.
+//
+// A program of a small fleet may have many reads and short windows. It may start those of its next
+// windows at once, but all clients together only those of burstMax. Then it pauses for as many
+// windows.
 type gate struct {
 	clock  clock
 	random func() float64
@@ -26,12 +30,21 @@ type gate struct {
 	laterFrom time.Time
 	// first and later are those that wait: without and with a state.
 	first, later []*start
+	// wasLater: the last start was one with a state.
+	wasLater bool
 	// timer is set while some wait.
 	timer *timer
 }
 
+// burstMax limits how far the starts of all clients may be ahead of the rate.
+const burstMax = 10 * time.Second
+
 // start is a read that waits for its moment.
-type start struct{ admitted chan struct{} }
+type start struct {
+	admitted chan struct{}
+	// overtakenUntil is the time until which reads of callers without a state go first.
+	overtakenUntil time.Time
+}
 
 // timer runs once, unless it is replaced.
 type timer struct {
@@ -43,11 +56,25 @@ func newGate(clock clock, random func() float64, budget Budget) *gate {
 	return &gate{clock: clock, random: random, budget: budget.withDefaults()}
 }
 
-// setBudget replaces the budget. Starts that wait keep their moment.
+// setBudget replaces the budget. A moment that was chosen before comes no later than the new window
+// allows.
 func (g *gate) setBudget(budget Budget) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if budget == g.budget {
+		return
+	}
 	g.budget = budget
+	g.next = earlier(g.next, g.clock.Now().Add(budget.window()))
+	g.laterFrom = earlier(g.laterFrom, g.next.Add(budget.window()))
+	g.arm()
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // wait waits for the moment of a start. It returns false if changed comes first, and an error if
@@ -69,12 +96,12 @@ func (g *gate) wait(ctx context.Context, hasState bool, changed <-chan struct{})
 func (g *gate) enter(hasState bool) *start {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	made := &start{admitted: make(chan struct{})}
-	if now := g.clock.Now(); g.isIdle() && !now.Before(g.next) {
-		window := g.budget.window()
+	now, window := g.clock.Now(), g.budget.window()
+	if g.isIdle() && !now.Before(g.next) {
 		g.next = now.Add(time.Duration(g.random() * float64(window)))
 		g.laterFrom = g.next.Add(window)
 	}
+	made := &start{admitted: make(chan struct{}), overtakenUntil: now.Add(2 * window)}
 	if hasState {
 		g.later = append(g.later, made)
 	} else {
@@ -115,7 +142,7 @@ func (g *gate) arm() {
 	g.timer = made
 }
 
-// admit lets the first start pass.
+// admit lets the starts pass whose moment has come.
 func (g *gate) admit(due *timer) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -123,13 +150,35 @@ func (g *gate) admit(due *timer) {
 		return
 	}
 	g.timer = nil
+	now, window := g.clock.Now(), g.budget.window()
+	most := max(1, int(burstMax/window))
+	admitted := 0
+	for ; admitted < most; admitted++ {
+		passing := g.take(now)
+		if passing == nil {
+			break
+		}
+		close(passing.admitted)
+	}
+	// Not from due.at: a start that came late would be followed by the next one at once.
+	g.next = now.Add(time.Duration(admitted) * window)
+	g.arm()
+}
+
+// take removes the start that is next, or returns nil if none may pass now. Callers without a state
+// go first, and alternate with one that they have overtaken for two windows.
+func (g *gate) take(now time.Time) *start {
+	mayPass := len(g.later) > 0 && !now.Before(g.laterFrom)
+	isOverdue := mayPass && !now.Before(g.later[0].overtakenUntil) && !g.wasLater
 	from := &g.first
-	if len(*from) == 0 {
+	g.wasLater = mayPass && (isOverdue || len(g.first) == 0)
+	if g.wasLater {
 		from = &g.later
 	}
-	close((*from)[0].admitted)
+	if len(*from) == 0 {
+		return nil
+	}
+	passing := (*from)[0]
 	*from = (*from)[1:]
-	// Not from due.at: a start that came late would be followed by the next one at once.
-	g.next = g.clock.Now().Add(g.budget.window())
-	g.arm()
+	return passing
 }

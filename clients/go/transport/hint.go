@@ -25,6 +25,8 @@ const (
 	clientsMax = 1_000_000
 	rateMin    = 0.001
 	rateMax    = 1_000_000
+	// windowMax bounds how long a read waits for its start because of a wrong budget.
+	windowMax = 10 * time.Minute
 )
 
 // Budget limits the requests that clients start at the apiserver while kubefan is away.
@@ -33,7 +35,7 @@ type Budget struct {
 	// DaemonSet. Default: 100.
 	Clients int
 	// StartsPerSecond is the number of requests that all of them together start at the apiserver in a
-	// second. Default: 10.
+	// second. Default: 100.
 	StartsPerSecond float64
 }
 
@@ -42,15 +44,15 @@ func (b Budget) withDefaults() Budget {
 		b.Clients = 100
 	}
 	if b.StartsPerSecond <= 0 {
-		b.StartsPerSecond = 10
+		b.StartsPerSecond = 100
 	}
 	return b
 }
 
-// window is the time in which each client may start one request.
+// window is the time in which each client may start one request, at most windowMax.
 func (b Budget) window() time.Duration {
 	clients, rate := min(b.Clients, clientsMax), min(max(b.StartsPerSecond, rateMin), rateMax)
-	return time.Duration(float64(clients) / rate * float64(time.Second))
+	return min(time.Duration(float64(clients)/rate*float64(time.Second)), windowMax)
 }
 
 // budgetOf reads the budget that an answer of kubefan names.
