@@ -40,7 +40,7 @@ func attach(config *rest.Config, options Options, in environment) error {
 		router: router{base: base}, connection: to, gate: newGate(in.clock, in.random, options.Budget),
 		waits: options.Fallback == FallbackNever, environment: in,
 	}
-	shared.health.probe = shared.probe
+	shared.health.probe = to.probe
 	shared.monitor = &monitor{
 		address: options.Address, fallback: "reads go to the apiserver", logger: options.Logger,
 		clock: in.clock, random: in.random, isServing: shared.isServing, returned: shared.endDirectWatches,

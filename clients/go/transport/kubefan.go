@@ -111,7 +111,7 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 		k.fails(epoch, err.Error())
 		return nil, broken, nil
 	}
-	k.readBudget(response.Header)
+	k.readBudget(response)
 	released := body{ReadCloser: response.Body, release: cancel}
 	response.Body = &released
 	shown := verdictOf(response)
@@ -234,14 +234,9 @@ func (k *kubefan) isServing() bool {
 	return isServing
 }
 
-func (k *kubefan) probe(ctx context.Context) bool {
-	header, isHealthy := k.connection.probe(ctx)
-	k.readBudget(header)
-	return isHealthy
-}
-
-func (k *kubefan) readBudget(header http.Header) {
-	if found, ok := budgetOf(header); ok {
+// readBudget believes only answers of the cache: others may have the header from another server.
+func (k *kubefan) readBudget(response *http.Response) {
+	if found, ok := budgetOf(response.Header); ok && authorOf(response.Header) == ofCache {
 		k.gate.setBudget(found)
 	}
 }

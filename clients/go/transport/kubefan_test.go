@@ -422,10 +422,15 @@ func TestAReadThatWaitsEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestABudgetInAnAnswerReplacesThatOfTheOptions(t *testing.T) {
+func TestABudgetInAnAnswerOfTheCacheReplacesThatOfTheOptions(t *testing.T) {
 	pair := attached(t, setting{})
-	pair.kubefan.on(says(http.StatusOK, "kubefan", hit, "Kubefan-Fallback: clients=60, rate=1"))
-	pair.expect(list, "200 kubefan")
+	answer := func(budget string, headers ...string) {
+		pair.kubefan.on(says(http.StatusOK, "kubefan", append(headers, "Kubefan-Fallback: "+budget)...))
+		pair.expect(list, "200 kubefan")
+	}
+	answer("clients=60, rate=1", hit)
+	answer("clients=1, rate=1000000", "Cache-Status: kubefan; fwd=bypass")
+	answer("clients=1, rate=1000000")
 	if got := pair.shared().gate.budget.window(); got != time.Minute {
 		t.Error(got)
 	}
@@ -536,7 +541,7 @@ func TestAProbeAsksForTheHealth(t *testing.T) {
 			probe := func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), waitAtMost)
 				defer cancel()
-				return pair.shared().probe(ctx)
+				return pair.shared().connection.probe(ctx)
 			}
 			if !probe() {
 				t.Error("it is healthy")
