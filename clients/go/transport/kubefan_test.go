@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/client-go/rest"
 )
 
@@ -516,6 +517,17 @@ func TestAWatchThatKubefanDoesNotAnswerStays(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestALogSinkMayReadThroughTheSameClient(t *testing.T) {
+	pair := attached(t, setting{})
+	read := ""
+	pair.shared().monitor.logger = funcr.New(func(string, string) { read = pair.read(latest) + ", " + pair.read(list) }, funcr.Options{})
+	pair.kubefan.on(nil)
+	pair.expect(list, "200 apiserver")
+	if read != "200 apiserver, 200 apiserver" {
+		t.Error(read)
 	}
 }
 

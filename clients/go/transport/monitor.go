@@ -69,28 +69,34 @@ func (m *monitor) use() (done func()) {
 	})
 }
 
-// note lets the machine take a step, and makes a change known. It returns whether reads go to
-// kubefan.
-func (m *monitor) note(reason string, step func(*machine, time.Time)) bool {
-	m.mu.Lock()
-	before := m.machine.side
-	step(&m.machine, m.clock.Now())
-	after := m.machine.side
-	m.arm()
-	isMove := (before == healthy) != (after == healthy)
-	if isMove {
-		close(m.changed)
-		m.changed = make(chan struct{})
-		m.log(after, reason)
-	}
+// note lets the machine take a step, and makes a change known.
+func (m *monitor) note(reason string, step func(*machine, time.Time)) {
+	before, after := m.step(step)
+	// Without the lock: a log sink or a metric may read through the same client.
 	if before != after {
 		State.Set(m.address, after.String())
 	}
-	m.mu.Unlock()
-	if isMove && after == healthy {
+	if (before == healthy) == (after == healthy) {
+		return
+	}
+	m.log(after, reason)
+	if after == healthy {
 		m.returned()
 	}
-	return after == healthy
+}
+
+func (m *monitor) step(step func(*machine, time.Time)) (before, after side) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before = m.machine.side
+	step(&m.machine, m.clock.Now())
+	after = m.machine.side
+	m.arm()
+	if (before == healthy) != (after == healthy) {
+		close(m.changed)
+		m.changed = make(chan struct{})
+	}
+	return before, after
 }
 
 func (m *monitor) log(to side, reason string) {
