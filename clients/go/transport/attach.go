@@ -14,7 +14,8 @@ import (
 // configuration, which must not change afterwards: requests to another host are not those of this
 // apiserver.
 //
-// No request is sent yet. It fails if the options or files that they name are wrong.
+// No request is sent yet. It fails if the options or the client certificate are wrong. A program
+// also starts without the file of kubefan's CA: kubefan is away until the file is there.
 func Attach(config *rest.Config, options Options) error {
 	return attach(config, options, environment{clock: realClock{}, random: rand.Float64, timeouts: defaultTimeouts})
 }

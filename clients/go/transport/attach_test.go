@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,12 +28,8 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		{Address: "https://kubefan?a=b"},
 		{Address: "http://kubefan", CAFile: file},
 		{Address: "http://kubefan", ServerName: "name"},
-		{Address: "https://kubefan", CAFile: file},
-		{Address: "https://kubefan", CAFile: file + "-missing"},
 		{Address: "https://kubefan", CAData: []byte("no certificate")},
 		{Address: "https://kubefan", CAFile: file, CAData: []byte("x")},
-		// The file of a pod, which is not there.
-		{},
 	} {
 		config := &rest.Config{Host: "https://apiserver"}
 		if err := Attach(config, options); err == nil || config.WrapTransport != nil {
@@ -41,6 +38,30 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 	}
 	if err := Attach(&rest.Config{Host: "a b"}, Options{Address: "https://kubefan"}); err == nil {
 		t.Error("the apiserver has no address")
+	}
+}
+
+func TestAProgramStartsWithoutTheCAOfKubefan(t *testing.T) {
+	for name, text := range map[string]string{"no file": "", "no certificate": "no certificate"} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "ca.crt")
+			write := func(text []byte) {
+				if err := os.WriteFile(file, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if text != "" {
+				write([]byte(text))
+			}
+			pair := attached(t, setting{options: Options{CAFile: file}})
+			pair.expect(list, "200 apiserver")
+			if lines := pair.logged.all(); len(lines) != 2 || !strings.Contains(lines[0], "until its CA can be read") {
+				t.Error(lines)
+			}
+			write(pair.kubefan.authority.pem)
+			pair.clock.advance(holdMin + 2*probeEvery)
+			pair.expect(list, "200 kubefan")
+		})
 	}
 }
 

@@ -82,8 +82,13 @@ func newConnection(config *rest.Config, options Options, clock clock, waits time
 		return nil, err
 	}
 	dialer := &dialer{dial: tracked.DialContext, tls: secured, roots: rootsOf(options), timeout: waits.connect}
-	if secured.RootCAs, err = dialer.roots(); err != nil {
+	if secured.RootCAs, err = dialer.roots(); err != nil && options.CAFile == "" {
 		return nil, err
+	}
+	if err != nil {
+		// No CA of the system takes its place.
+		secured.RootCAs = x509.NewCertPool()
+		options.Logger.Error(err, "kubefan is away until its CA can be read", "kubefan", options.Address)
 	}
 	proxy := http.ProxyFromEnvironment
 	if config.Proxy != nil {

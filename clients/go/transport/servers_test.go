@@ -249,7 +249,7 @@ func attached(t *testing.T, with setting) *pair {
 	}
 	options := with.options
 	options.Address = made.kubefan.URL + options.Address
-	if made.kubefan.authority != nil {
+	if made.kubefan.authority != nil && options.CAFile == "" {
 		options.CAData = made.kubefan.authority.pem
 	}
 	if options.Budget == (Budget{}) {
