@@ -181,7 +181,12 @@ func haveCertificate(t *testing.T, pair *pair) {
 func TestConnectionsWithAnOldClientCertificateAreClosed(t *testing.T) {
 	now, closed := time.Unix(0, 0), 0
 	current := "first"
+	reads := 0
 	certificates := &rotation{closeAll: func() { closed++ }, certificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		reads++
+		if current == "" {
+			return nil, os.ErrNotExist
+		}
 		return &tls.Certificate{Certificate: [][]byte{[]byte(current)}}, nil
 	}}
 	for _, step := range []struct {
@@ -190,13 +195,16 @@ func TestConnectionsWithAnOldClientCertificateAreClosed(t *testing.T) {
 		closed int
 	}{
 		{0, "first", 0}, {rotationCheckedEvery, "first", 0}, {1, "second", 0}, {rotationCheckedEvery, "second", 1},
-		{rotationCheckedEvery, "second", 1},
+		{rotationCheckedEvery, "second", 1}, {rotationCheckedEvery, "", 1}, {1, "", 1}, {rotationCheckedEvery, "third", 2},
 	} {
 		now, current = now.Add(step.after), step.file
 		certificates.check(now)
 		if closed != step.closed {
 			t.Errorf("%+v: %d", step, closed)
 		}
+	}
+	if reads != 6 {
+		t.Error("the files are read ", reads, " times")
 	}
 }
 

@@ -31,6 +31,7 @@ func (r *rotation) check(now time.Time) {
 	if now.Sub(r.checkedAt) < rotationCheckedEvery {
 		return
 	}
+	r.checkedAt = now
 	found, err := r.certificate(nil)
 	if err != nil || len(found.Certificate) == 0 {
 		return
@@ -38,5 +39,5 @@ func (r *rotation) check(now time.Time) {
 	if r.last != nil && !bytes.Equal(r.last, found.Certificate[0]) {
 		r.closeAll()
 	}
-	r.checkedAt, r.last = now, found.Certificate[0]
+	r.last = found.Certificate[0]
 }
