@@ -296,6 +296,28 @@ func TestAWrapperOfTheConfigurationSeesBoth(t *testing.T) {
 	}
 }
 
+func TestATokenOfAWrapperIsSentOnlyOverTLS(t *testing.T) {
+	for _, speaks := range []protocol{http2, plain} {
+		t.Run(string(speaks), func(t *testing.T) {
+			pair := attached(t, setting{speaks: speaks, config: func(config *rest.Config) {
+				config.BearerToken = ""
+				config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+					return roundTripperFunc(func(request *http.Request) (*http.Response, error) {
+						request = request.Clone(request.Context())
+						request.Header.Set("Authorization", "Bearer of the wrapper")
+						return next.RoundTrip(request)
+					})
+				})
+			}})
+			pair.expect(list, "200 kubefan")
+			token := pair.kubefan.received()[0].Header.Get("Authorization")
+			if isSent := token != ""; isSent != (speaks != plain) {
+				t.Errorf("%q", token)
+			}
+		})
+	}
+}
+
 type roundTripperFunc func(*http.Request) (*http.Response, error)
 
 func (f roundTripperFunc) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }

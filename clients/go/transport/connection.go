@@ -103,8 +103,11 @@ func newConnection(config *rest.Config, options Options, clock clock, waits time
 		},
 	}
 	made := &connection{base: base, clock: clock, transport: bare, bare: bare, timeouts: waits}
+	if base.Scheme != "https" {
+		made.transport = withoutCredentials{bare}
+	}
 	if config.WrapTransport != nil {
-		made.transport = config.WrapTransport(bare)
+		made.transport = config.WrapTransport(made.transport)
 	}
 	if caller.TLS.CertFile != "" && len(caller.TLS.CertData) == 0 {
 		made.rotation = &rotation{certificate: secured.GetClientCertificate, closeAll: tracked.CloseAll}
@@ -248,14 +251,23 @@ func (c *connection) try(request *http.Request, path string) (*http.Response, co
 	return response, func() { cancel(nil) }, nil
 }
 
-// addressed changes the server of a request to kubefan. Others could read credentials without TLS.
+// addressed changes the server of a request to kubefan.
 func (c *connection) addressed(request *http.Request, path string) *http.Request {
 	request.URL = &url.URL{
 		Scheme: c.base.Scheme, Host: c.base.Host, Path: c.base.Path + path, RawQuery: request.URL.RawQuery,
 	}
 	request.Host = ""
-	if c.base.Scheme != "https" {
+	return request
+}
+
+// withoutCredentials sends requests without TLS, where others could read credentials. It is the
+// innermost round tripper, because a wrapper of the configuration may add a token.
+type withoutCredentials struct{ http.RoundTripper }
+
+func (t withoutCredentials) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.Header.Get("Authorization") != "" {
+		request = request.Clone(request.Context())
 		request.Header.Del("Authorization")
 	}
-	return request
+	return t.RoundTripper.RoundTrip(request)
 }
