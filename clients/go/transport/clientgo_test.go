@@ -481,7 +481,8 @@ func TestAConnectionThatIsSilentIsLost(t *testing.T) {
 	frozen := make(chan struct{})
 	reach := &net.Dialer{}
 	pair := attached(t, setting{
-		timeouts: timeouts{connect: waitAtMost, answer: waitAtMost, silence: time.Second / 2, ping: 2 * time.Second},
+		// The answers to the PINGs before are not late on a busy machine.
+		timeouts: timeouts{connect: waitAtMost, answer: waitAtMost, silence: time.Second / 2, ping: 10 * time.Second},
 		config: func(config *rest.Config) {
 			config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 				made, err := reach.DialContext(ctx, network, address)

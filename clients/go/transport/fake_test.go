@@ -11,7 +11,7 @@ type fakeClock struct {
 	mu      sync.Mutex
 	now     time.Time
 	pending []*fakeTimer
-	// armed is told of each new timer.
+	// armed is told of each new timer, as far as there is room.
 	armed chan time.Duration
 	// quick is the longest time of timers that need no advance. Zero: all need one.
 	quick time.Duration
@@ -44,7 +44,10 @@ func (c *fakeClock) AfterFunc(after time.Duration, run func()) func() {
 		return func() {}
 	}
 	c.pending = append(c.pending, made)
-	c.armed <- after
+	select {
+	case c.armed <- after:
+	default:
+	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -18,6 +18,9 @@ const (
 
 // Options are the settings of Attach. The zero value is for a pod: InClusterAddress,
 // InClusterCAFile, and a fallback within the default Budget.
+//
+// The Proxy and the Dial of the configuration are also used for kubefan. A Dial that leads to the
+// apiserver whatever it is asked for makes kubefan unreachable.
 type Options struct {
 	// Address is kubefan's data port: https://host:port, or http://host:port, to which no credentials
 	// are sent. A path is put before that of each request. Default: InClusterAddress.
