@@ -96,7 +96,7 @@ func TestMetricsShowWhereReadsGoAndWhy(t *testing.T) {
 	pair.expect(list, "200 kubefan")
 	pair.kubefan.on(says(http.StatusForbidden, "refused"))
 	pair.expect(list, "200 apiserver")
-	pair.kubefan.on(says(http.StatusNotFound, "missing"))
+	pair.kubefan.on(says(http.StatusNotFound, "missing", own))
 	pair.expect(nodes, "200 apiserver")
 	pair.kubefan.on(nil)
 	pair.expect(watch, "200 apiserver")

@@ -37,9 +37,10 @@
 //
 // A 410, a 504 with a Status, and what the apiserver says are answers. Other errors of a kubefan that
 // serves are no outage: the apiserver is asked the same. If it answers after a 401, 403 or 404, it is
-// asked for the next half a minute, or longer if kubefan said the same before. After a 404, which
-// says that there is no cache, it is asked without the budget. After a 5xx, such as that of a kubefan
-// which cannot reach the apiserver, and after 429 for ten seconds, only this read goes there.
+// asked for the next half a minute, or longer if kubefan said the same before. After a 404 of
+// kubefan's own, which says that there is no cache, it is asked without the budget. After a 5xx, such
+// as that of a kubefan which cannot reach the apiserver, and after 429 for ten seconds, only this read
+// goes there.
 //
 // A watch whose connection is lost ends so that client-go resumes from its last version, without a
 // list: versions of kubefan are those of the apiserver. An HTTP/2 PING finds a kubefan that hangs

@@ -32,21 +32,19 @@ type kubefan struct {
 // serve answers a read: from kubefan, or from the apiserver if kubefan has no answer.
 func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTripper) (*http.Response, error) {
 	waits := k.waits || asked.isOnlyForKubefan
-	known, isNews := answered, false
+	known, isNews, isPaced := answered, false, false
 	if !asked.isOnlyForKubefan {
 		known = k.learned.verdictOf(asked.form, k.clock.Now())
 	}
 	for {
 		now := k.monitor.look()
 		switch {
-		// Only the first read of a kind that kubefan refuses is paced: while kubefan is healthy, no
-		// fleet turns to the apiserver at once.
-		case known == uncached, known == refused && !isNews:
+		case known != answered && !isPaced:
 			Reads.Increment(request.Context(), "apiserver", known.String())
 			response, err := direct.RoundTrip(request)
 			return k.learn(asked, known, isNews, response), err
 		case known != answered || !now.isHealthy:
-			isAdmitted, err := k.wait(request.Context(), asked, waits, now)
+			isAdmitted, err := k.wait(request.Context(), asked, waits && known == answered, now)
 			if err != nil {
 				return nil, err
 			}
@@ -72,6 +70,9 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 		if shown == missing {
 			known = uncached
 		}
+		// Only the first read of a kind is paced: while kubefan is healthy, no fleet turns to the
+		// apiserver at once. kubefan's own 404 needs no pace, as it says that there is no cache.
+		isPaced = shown != missing || authorOf(response.Header) != ofKubefan
 	}
 }
 
@@ -184,8 +185,8 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 	}
 	Reads.Increment(request.Context(), "apiserver", reason)
 	k.monitor.note("", func(machine *machine, _ time.Time) { machine.moved() })
-	// A watch that kubefan refuses stays: it would be refused again.
-	if !asked.isWatch || known == refused {
+	// A watch that kubefan does not answer stays: it would come back.
+	if !asked.isWatch || known == refused || known == uncached {
 		return direct.RoundTrip(request)
 	}
 	ctx, cancel := context.WithCancel(request.Context())

@@ -100,7 +100,7 @@ func TestAResourceThatIsNotCachedNeedsNoBudget(t *testing.T) {
 	for name, fallback := range map[string]Fallback{"FallbackPaced": FallbackPaced, "FallbackNever": FallbackNever} {
 		t.Run(name, func(t *testing.T) {
 			pair := attached(t, setting{options: Options{Fallback: fallback, Budget: Budget{Clients: 3000, StartsPerSecond: 1}}})
-			pair.kubefan.on(says(http.StatusNotFound, "not cached"))
+			pair.kubefan.on(says(http.StatusNotFound, "not cached", own))
 			pair.expect(resume, "200 apiserver")
 			pair.expect(resume, "200 apiserver")
 			pair.expect(sharded, "404 not cached")
@@ -110,12 +110,22 @@ func TestAResourceThatIsNotCachedNeedsNoBudget(t *testing.T) {
 }
 
 func TestOnlyTheFirstReadThatKubefanRefusesNeedsTheBudget(t *testing.T) {
-	pair := attached(t, setting{options: Options{Budget: Budget{Clients: 60, StartsPerSecond: 1}}})
-	pair.kubefan.on(says(http.StatusUnauthorized, "a certificate"))
-	for range 4 {
-		pair.expect(list, "200 apiserver")
+	for name, status := range map[string]int{"a certificate": http.StatusUnauthorized, "nobody's 404": http.StatusNotFound} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{options: Options{Budget: Budget{Clients: 60, StartsPerSecond: 1}}})
+			pair.kubefan.on(says(status, name))
+			for range 4 {
+				pair.expect(list, "200 apiserver")
+			}
+			pair.wereAsked([]string{"GET " + list}, slices.Repeat([]string{"GET " + list}, 4))
+			gate := pair.shared().gate
+			gate.mu.Lock()
+			defer gate.mu.Unlock()
+			if gate.next.Sub(pair.clock.Now()) != time.Minute {
+				t.Error("the first one took no start of the budget", gate.next)
+			}
+		})
 	}
-	pair.wereAsked([]string{"GET " + list}, slices.Repeat([]string{"GET " + list}, 4))
 }
 
 func TestARefusalOfKubefanCountsIfReadsNeverFallBack(t *testing.T) {
@@ -171,7 +181,7 @@ func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
 
 func TestA5xxOfAKubefanThatServesConcernsOneRead(t *testing.T) {
 	for name, header := range map[string]string{
-		"of nobody in particular": "Retry-After: 1", "of kubefan": "Proxy-Status: kubefan; error=destination_unavailable", "of the cache": hit,
+		"of nobody in particular": "Retry-After: 1", "of kubefan": own, "of the cache": hit,
 	} {
 		t.Run(name, func(t *testing.T) {
 			pair := attached(t, setting{})

@@ -199,7 +199,10 @@ func says(status int, body string, headers ...string) http.HandlerFunc {
 	}
 }
 
-const hit = "Cache-Status: kubefan; hit"
+const (
+	hit = "Cache-Status: kubefan; hit"
+	own = "Proxy-Status: kubefan; error=http_request_denied"
+)
 
 // watches is a handler that sends a line and keeps the watch open.
 func watches(line string, headers ...string) http.HandlerFunc {
