@@ -259,6 +259,32 @@ func TestTheCertificateOfKubefanMustHaveItsName(t *testing.T) {
 	}
 }
 
+func TestTheTLSOptionsOfTheApiserverAreNotThoseOfKubefan(t *testing.T) {
+	for name, row := range map[string]struct {
+		config func(*rest.Config)
+		want   string
+	}{
+		"a server name": {func(config *rest.Config) { config.ServerName = "apiserver" }, "200 kubefan"},
+		"protocols":     {func(config *rest.Config) { config.NextProtos = []string{"http/1.1"} }, "200 kubefan"},
+		"no check of the certificate": {func(config *rest.Config) {
+			config.TLSClientConfig = rest.TLSClientConfig{Insecure: true}
+		}, "200 apiserver"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options := Options{}
+			if row.want == "200 apiserver" {
+				options.CAFile = filepath.Join(t.TempDir(), "other-ca.crt")
+				if err := os.WriteFile(options.CAFile, newAuthority(t, "other").pem, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pair := attached(t, setting{config: row.config, options: options})
+			pair.expect(latest, "200 apiserver")
+			pair.expect(list, row.want)
+		})
+	}
+}
+
 func TestACustomTransportIsForTheApiserver(t *testing.T) {
 	custom := &http.Transport{}
 	defer custom.CloseIdleConnections()
