@@ -40,7 +40,7 @@ type Cluster struct {
 	CAFile, CertFile, KeyFile string
 	// TokenFile has the administrator's token.
 	TokenFile string
-	// Kubeconfig is the administrator's.
+	// Kubeconfig is the administrator's. kubefan reads with it.
 	Kubeconfig string
 
 	dir     string
@@ -98,13 +98,19 @@ func Start(t testing.TB) *Cluster {
 		t.Fatal(err)
 	}
 	made.Client = client
-	made.Kubeconfig = made.write(t, "admin.kubeconfig", fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: test\n"+
-		"clusters: [{ name: test, cluster: { server: '%s', certificate-authority: '%s' } }]\n"+
-		"contexts: [{ name: test, context: { cluster: test, user: admin } }]\n"+
-		"users: [{ name: admin, user: { token: %s } }]\n", made.Config.Host, made.CAFile, adminToken))
+	made.Kubeconfig = made.KubeconfigOf(t, adminToken)
 	made.StartAPIServer(t)
 	t.Cleanup(made.KillAPIServer)
 	return made
+}
+
+// KubeconfigOf writes a kubeconfig with this token.
+func (c *Cluster) KubeconfigOf(t testing.TB, token string) string {
+	t.Helper()
+	return c.write(t, token+".kubeconfig", fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: test\n"+
+		"clusters: [{ name: test, cluster: { server: '%s', certificate-authority: '%s' } }]\n"+
+		"contexts: [{ name: test, context: { cluster: test, user: user } }]\n"+
+		"users: [{ name: user, user: { token: %s } }]\n", c.Config.Host, c.CAFile, token))
 }
 
 // StartAPIServer starts kube-apiserver, again with the same data, and waits until it is ready.
@@ -148,16 +154,27 @@ type Kubefan struct {
 // means a free port.
 func (c *Cluster) StartKubefan(t testing.TB, address string, args ...string) *Kubefan {
 	t.Helper()
+	return c.startKubefan(t, address, "/readyz", append(args, "--kubeconfig", c.Kubeconfig))
+}
+
+// StartKubefanAs runs kubefan serve as the user of a kubeconfig, and waits only until it runs: without
+// a right to read a resource it does not get ready.
+func (c *Cluster) StartKubefanAs(t testing.TB, kubeconfig string, args ...string) *Kubefan {
+	t.Helper()
+	return c.startKubefan(t, "", "/livez", append(args, "--kubeconfig", kubeconfig))
+}
+
+func (c *Cluster) startKubefan(t testing.TB, address, ready string, args []string) *Kubefan {
+	t.Helper()
 	ports := freePorts(t, 2)
 	if address == "" {
 		address = fmt.Sprintf("127.0.0.1:%d", ports[0])
 	}
 	admin := fmt.Sprintf("127.0.0.1:%d", ports[1])
-	started := c.run(t, c.kubefan, "kubefan.log",
-		append([]string{"serve", "--listen", address, "--admin-listen", admin, "--kubeconfig", c.Kubeconfig}, args...)...)
+	started := c.run(t, c.kubefan, "kubefan.log", append([]string{"serve", "--listen", address, "--admin-listen", admin}, args...)...)
 	t.Cleanup(started.kill)
 	c.until(t, "kubefan is ready", started, func() bool {
-		response, err := (&http.Client{Timeout: askAtMost}).Get("http://" + admin + "/readyz")
+		response, err := (&http.Client{Timeout: askAtMost}).Get("http://" + admin + ready)
 		if err != nil {
 			return false
 		}
