@@ -23,10 +23,12 @@ const (
 	busy
 	// broken: kubefan's own 5xx, or that of something in front of it.
 	broken
+	// silent: no answer in time, of a kubefan that serves.
+	silent
 )
 
 func (v verdict) String() string {
-	return [...]string{"answered", "uncached", "missing", "refused", "busy", "broken"}[v]
+	return [...]string{"answered", "uncached", "missing", "refused", "busy", "broken", "silent"}[v]
 }
 
 // author is the server that has made an answer.

@@ -32,7 +32,7 @@ type timeouts struct {
 // defaultTimeouts find a kubefan that hangs within 8 s: 4.5 s until a watch is lost, and two connections
 // that are not made.
 var defaultTimeouts = timeouts{
-	connect: 1500 * time.Millisecond, answer: 8 * time.Second, silence: 2500 * time.Millisecond, ping: 2 * time.Second,
+	connect: 1500 * time.Millisecond, answer: 6 * time.Second, silence: 2500 * time.Millisecond, ping: 2 * time.Second,
 }
 
 const (

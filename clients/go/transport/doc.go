@@ -29,18 +29,19 @@
 //
 // # When kubefan is away
 //
-// kubefan is away if there is no connection, no answer within eight seconds, or if its health service
-// does not say that it serves after an error that may be of a server in its place: a 5xx, 429 for ten
-// seconds, or a 401, 403 or 404 without a name. Then reads go to the apiserver until the health
-// service has answered for half a minute, or once if no read has moved in this outage. The half
-// minute doubles each time that kubefan fails soon after a return, up to ten minutes.
+// kubefan is away if there is no connection, or if its health service does not say that it serves
+// after six seconds without an answer, or after an error that may be of a server in its place: a
+// 5xx, 429 for ten seconds, or a 401, 403 or 404 without a name. Then reads go to the apiserver
+// until the health service has answered for half a minute, or once if no read has moved in this
+// outage. The half minute doubles each time that kubefan fails soon after a return, up to ten
+// minutes.
 //
-// A 410, a 504 with a Status, and what the apiserver says are answers. Other errors of a kubefan that
-// serves are no outage: the apiserver is asked the same. If it answers after a 401, 403 or 404, it is
-// asked for the next half a minute, or longer if kubefan said the same before. After a 404 of
-// kubefan's own, which says that there is no cache, it is asked without the budget. After a 5xx, such
-// as that of a kubefan which cannot reach the apiserver, and after 429 for ten seconds, only this read
-// goes there.
+// A 410, a 504 with a Status, and what the apiserver says are answers. Other errors of a kubefan
+// that serves are no outage: the apiserver is asked the same. If it answers after a 401, 403 or
+// 404, it is asked for the next half a minute, or longer if kubefan said the same before. After a
+// 404 of kubefan's own, which says that there is no cache, it is asked without the budget. After a
+// 5xx, such as that of a kubefan which cannot reach the apiserver, after 429 for ten seconds, and
+// without an answer, only this read goes there.
 //
 // A watch whose connection is lost ends so that client-go resumes from its last version, without a
 // list: versions of kubefan are those of the apiserver. An HTTP/2 PING finds a kubefan that hangs
@@ -56,8 +57,8 @@
 // one read there in a window of Clients/StartsPerSecond of the Budget, by default in a second, and
 // the first one at a random moment of the first window. A watch that resumes waits for the second
 // window: programs without a state go first. A program may start the reads of ten seconds at once,
-// and pauses then. A header of kubefan's answers, Kubefan-Fallback, replaces the budget, whose window
-// has at most ten minutes. FallbackNever lets reads wait for kubefan instead.
+// and pauses then. A header of kubefan's answers, Kubefan-Fallback, replaces the budget, whose
+// window has at most ten minutes. FallbackNever lets reads wait for kubefan instead.
 //
 // # Metrics
 //

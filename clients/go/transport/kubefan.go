@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -58,14 +59,16 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 		switch {
 		case err != nil:
 			return nil, err
-		case response == nil:
+		case response == nil && (shown != silent || waits):
 			continue
 		case shown == answered, shown == uncached:
 			return response, nil
 		case shown == missing && asked.isOnlyForKubefan, shown != missing && waits:
 			return response, nil
 		}
-		_ = response.Body.Close()
+		if response != nil {
+			_ = response.Body.Close()
+		}
 		known, isNews = shown, true
 		if shown == missing {
 			known = uncached
@@ -100,7 +103,7 @@ func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.R
 }
 
 // ask sends a read to kubefan. The error is that of the caller's context; without one and without a
-// response, kubefan is away. A 429 is an answer, until there was no other one for a while.
+// response, kubefan is away, or serves and is silent about this read. A 429 is an answer, until there was no other one for a while.
 func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Response, verdict, error) {
 	path, _ := k.router.pathOf(request.URL)
 	response, cancel, err := k.connection.ask(request, path)
@@ -109,6 +112,17 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 			return nil, broken, err
 		}
 		Reads.Increment(request.Context(), "kubefan", "unreachable")
+		isServing := false
+		if errors.Is(err, errNoAnswer) {
+			// kubefan may wait for an apiserver that is down, such as for a review of the caller.
+			if isServing, err = k.health.isServing(request.Context()); err != nil {
+				return nil, silent, err
+			}
+			err = errNoAnswer
+		}
+		if isServing {
+			return nil, silent, nil
+		}
 		k.fails(epoch, err.Error())
 		return nil, broken, nil
 	}

@@ -319,22 +319,30 @@ func TestAnotherReplicaIsAskedAfterOneThatDrains(t *testing.T) {
 	}
 }
 
-func TestAKubefanThatDoesNotAnswerIsLeftAfterTheTimeout(t *testing.T) {
-	pair := attached(t, setting{})
-	arrived := make(chan struct{})
-	pair.kubefan.on(func(_ http.ResponseWriter, request *http.Request) {
-		close(arrived)
-		<-request.Context().Done()
-	})
-	read := make(chan string)
-	go func() { read <- pair.read(list) }()
-	<-arrived
-	pair.clock.advance(defaultTimeouts.answer)
-	if got := <-read; got != "200 apiserver" {
-		t.Error(got)
-	}
-	if asked := pair.kubefan.asked(); len(asked) != 1 {
-		t.Error("a hang is not tried again", asked)
+func TestAKubefanThatDoesNotAnswerIsLeftAfterTheTimeoutIfItDoesNotServe(t *testing.T) {
+	for name, health := range map[string][]byte{"it serves": healthServing, "it does not": nil} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{})
+			arrived := make(chan struct{})
+			pair.kubefan.on(func(_ http.ResponseWriter, request *http.Request) {
+				close(arrived)
+				<-request.Context().Done()
+			})
+			pair.kubefan.hasHealth(health)
+			read := make(chan string)
+			go func() { read <- pair.read(list) }()
+			<-arrived
+			pair.clock.advance(defaultTimeouts.answer)
+			if got := <-read; got != "200 apiserver" {
+				t.Error(got)
+			}
+			if asked := pair.kubefan.asked(); len(asked) != 1 {
+				t.Error("a hang is not tried again", asked)
+			}
+			if lines := pair.logged.all(); (len(lines) == 0) != (health != nil) {
+				t.Error(lines)
+			}
+		})
 	}
 }
 
