@@ -27,8 +27,8 @@ import (
 	"kubefan.dev/clients/go/transport"
 )
 
-// How an attached program goes on through each failure, beside informers without kubefan: the stores
-// equal the apiserver's state, each event came once, and no write failed.
+// How an attached program goes on through each failure, beside informers without kubefan: the
+// stores equal the apiserver's state, each event came once, and no write failed.
 
 // alone is the budget that kubefan tells a program which has it for itself.
 var alone = transport.Budget{Clients: 1, StartsPerSecond: 50}
@@ -140,7 +140,8 @@ func fanArgs(control *cluster.Cluster) []string {
 	return []string{"--resource", resourceNames(), "--tls-cert-file", control.CertFile, "--tls-private-key-file", control.KeyFile}
 }
 
-// newScene starts a program that is attached to kubefan, and waits until it writes and is told of it.
+// newScene starts a program that is attached to kubefan, and waits until it writes and is told of
+// it.
 func newScene(t *testing.T, control *cluster.Cluster, fan *cluster.Kubefan, caFile string) *scene {
 	t.Helper()
 	s := &scene{T: t, control: control, fan: fan, traffic: &traffic{apiserver: control.Config.Host}, struckAt: time.Now()}
@@ -265,7 +266,8 @@ func mapsDiffer(mine, theirs map[string]string) string {
 	return fmt.Sprintf("%v and %v", mine, theirs)
 }
 
-// hadEachEventOnce compares the calls of the handlers with those of the informers that read straight.
+// hadEachEventOnce compares the calls of the handlers with those of the informers that read
+// straight.
 func (s *scene) hadEachEventOnce() {
 	s.Helper()
 	for _, each := range written {

@@ -12,8 +12,8 @@ type verdict int
 const (
 	// answered: the caller gets the answer. It is the cache's or the apiserver's.
 	answered verdict = iota
-	// uncached: the caller gets the answer. kubefan has passed the read on, perhaps as it has no cache
-	// for it.
+	// uncached: the caller gets the answer. kubefan has passed the read on, perhaps as it has no
+	// cache for it.
 	uncached
 	// missing: kubefan's own 404. It has no cache for the read, and passes nothing on.
 	missing
@@ -53,8 +53,8 @@ func verdictOf(response *http.Response) verdict {
 		return answered
 	case status == http.StatusTooManyRequests:
 		return busy
-	// A version that the state has not reached. Each server says so, and client-go knows what to do. A
-	// gateway in front of a kubefan that hangs has another text.
+	// A version that the state has not reached. Each server says so, and client-go knows what to
+	// do. A gateway in front of a kubefan that hangs has another text.
 	case status == http.StatusGatewayTimeout && isOfKubernetes(response.Header):
 		return answered
 	case status >= 500:

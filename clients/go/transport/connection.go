@@ -29,8 +29,8 @@ type timeouts struct {
 	ping time.Duration
 }
 
-// defaultTimeouts find a kubefan that hangs within 8 s: 4.5 s until a watch is lost, and two connections
-// that are not made.
+// defaultTimeouts find a kubefan that hangs within 8 s: 4.5 s until a watch is lost, and two
+// connections that are not made.
 var defaultTimeouts = timeouts{
 	connect: 1500 * time.Millisecond, answer: 6 * time.Second, silence: 2500 * time.Millisecond, ping: 2 * time.Second,
 }
@@ -201,10 +201,11 @@ func (d *dialer) encrypted(ctx context.Context, network, address string) (net.Co
 	return made, nil
 }
 
-// ask sends a request with this path and query to kubefan. A connection that breaks before an answer,
-// or cannot be made, is replaced: kubefan may have closed it a moment ago, and a Service with a
-// replica that has died may choose another one. A 503 is asked for once more, because a replica that
-// drains closes its connections and others may serve. Cancel the answer when it is not needed.
+// ask sends a request with this path and query to kubefan. A connection that breaks before an
+// answer, or cannot be made, is replaced: kubefan may have closed it a moment ago, and a Service
+// with a replica that has died may choose another one. A 503 is asked for once more, because a
+// replica that drains closes its connections and others may serve. Cancel the answer when it is not
+// needed.
 func (c *connection) ask(request *http.Request, path string) (*http.Response, context.CancelFunc, error) {
 	c.rotation.check(c.clock.Now())
 	slow := 0

@@ -34,8 +34,8 @@ type Budget struct {
 	// Clients is the number of programs that share the budget, such as the number of nodes of a
 	// DaemonSet. Default: 100.
 	Clients int
-	// StartsPerSecond is the number of requests that all of them together start at the apiserver in a
-	// second. Default: 100.
+	// StartsPerSecond is the number of requests that all of them together start at the apiserver in
+	// a second. Default: 100.
 	StartsPerSecond float64
 }
 

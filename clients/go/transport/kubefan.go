@@ -11,8 +11,9 @@ import (
 const (
 	// directWatchesEndWithin is the time after a return in which watches at the apiserver end.
 	directWatchesEndWithin = time.Minute
-	// directWatchesEndAfter is the shortest time. client-go lists after a watch that ends without an
-	// event in the first second after its state, and the state of a large collection takes a while.
+	// directWatchesEndAfter is the shortest time. client-go lists after a watch that ends without
+	// an event in the first second after its state, and the state of a large collection takes a
+	// while.
 	directWatchesEndAfter = 15 * time.Second
 )
 
@@ -79,8 +80,8 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 	}
 }
 
-// learnFrom remembers whether kubefan has a cache for reads like this one. A watch that resumes says
-// nothing: kubefan passes on those whose version is too old for the cache.
+// learnFrom remembers whether kubefan has a cache for reads like this one. A watch that resumes
+// says nothing: kubefan passes on those whose version is too old for the cache.
 func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) {
 	isResume := asked.isWatch && asked.hasState
 	isOfCache := authorOf(response.Header) == ofCache && response.StatusCode != http.StatusTooManyRequests
@@ -103,7 +104,8 @@ func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.R
 }
 
 // ask sends a read to kubefan. The error is that of the caller's context; without one and without a
-// response, kubefan is away, or serves and is silent about this read. A 429 is an answer, until there was no other one for a while.
+// response, kubefan is away, or serves and is silent about this read. A 429 is an answer, until
+// there was no other one for a while.
 func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Response, verdict, error) {
 	path, _ := k.router.pathOf(request.URL)
 	response, cancel, err := k.connection.ask(request, path)
@@ -159,8 +161,8 @@ func (k *kubefan) isAway(ctx context.Context, response *http.Response, shown ver
 	return true, nil
 }
 
-// isDoubtful tells whether an answer may be of a kubefan that does not serve, or of something in its
-// place.
+// isDoubtful tells whether an answer may be of a kubefan that does not serve, or of something in
+// its place.
 func isDoubtful(response *http.Response, shown verdict) bool {
 	isRefusal := shown == missing || shown == refused
 	return shown == broken || shown == busy || isRefusal && authorOf(response.Header) == unknown

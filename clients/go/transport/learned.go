@@ -7,19 +7,19 @@ import (
 
 const (
 	// learnedMin is how long a read is sent to the apiserver because kubefan has no cache for it or
-	// refuses it. Then kubefan is asked again: it may have a cache now, or the right to read. The time
-	// doubles while its answer stays the same.
+	// refuses it. Then kubefan is asked again: it may have a cache now, or the right to read. The
+	// time doubles while its answer stays the same.
 	learnedMin = 30 * time.Second
 	learnedMax = 5 * time.Minute
-	// passedOnMax is how many answers in a row kubefan must have passed on before a read is taken for
-	// one without a cache. kubefan also passes on single reads of what it caches, such as those that
-	// come before it has proved that its state is fresh.
+	// passedOnMax is how many answers in a row kubefan must have passed on before a read is taken
+	// for one without a cache. kubefan also passes on single reads of what it caches, such as those
+	// that come before it has proved that its state is fresh.
 	passedOnMax = 3
-	// busyMax is for how long kubefan may answer 429 to reads of one form. A cache that starts answers
-	// so for some seconds.
+	// busyMax is for how long kubefan may answer 429 to reads of one form. A cache that starts
+	// answers so for some seconds.
 	busyMax = 10 * time.Second
-	// busyPause is the longest time between two 429 in a row. client-go's reflectors ask again within a
-	// minute.
+	// busyPause is the longest time between two 429 in a row. client-go's reflectors ask again
+	// within a minute.
 	busyPause = 2 * time.Minute
 	// sweptMin is the number of forms from which those that are too old are forgotten.
 	sweptMin = 100

@@ -11,8 +11,8 @@ import (
 //
 //   - of kubefan: "answered", "uncached" (it has passed the read on), "missing" (404), "refused"
 //     (401 and 403), "busy" (429), "broken" (5xx) and "unreachable"
-//   - of the apiserver: "uncached", "refused", "busy", "broken", "silent" (no answer of a kubefan that
-//     serves) and "away", the reason why it was asked
+//   - of the apiserver: the reason why it was asked, "uncached", "refused", "busy", "broken",
+//     "silent" (no answer of a kubefan that serves) or "away"
 type ReadMetric interface {
 	Increment(ctx context.Context, server, outcome string)
 }

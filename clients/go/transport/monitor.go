@@ -12,8 +12,8 @@ const (
 	probeEvery = 5 * time.Second
 	// probeMax bounds a probe.
 	probeMax = 3 * time.Second
-	// unusedMax is for how long kubefan is probed although nothing is read. A program that has ended
-	// its reads is left alone.
+	// unusedMax is for how long kubefan is probed although nothing is read. A program that has
+	// ended its reads is left alone.
 	unusedMax = 5 * time.Minute
 )
 

@@ -22,19 +22,21 @@ const (
 // The Proxy and the Dial of the configuration are also used for kubefan. A Dial that leads to the
 // apiserver whatever it is asked for makes kubefan unreachable.
 type Options struct {
-	// Address is kubefan's data port: https://host:port, or http://host:port, to which no credentials
-	// are sent. A path is put before that of each request. Default: InClusterAddress.
+	// Address is kubefan's data port: https://host:port, or http://host:port, to which no
+	// credentials are sent. A path is put before that of each request. Default: InClusterAddress.
 	Address string
 	// CAFile is a PEM file with the CAs of kubefan's certificate. It is read again for each
 	// connection. Default: InClusterCAFile without an Address; with one the CAs of the system.
 	CAFile string
 	// CAData has the CAs of kubefan's certificate instead of a file.
 	CAData []byte
-	// ServerName is the name that kubefan's certificate must have, instead of the host of the address.
+	// ServerName is the name that kubefan's certificate must have, instead of the host of the
+	// address.
 	ServerName string
 	// Fallback decides about reads while kubefan is away.
 	Fallback Fallback
-	// Budget limits the fallback of all programs together. A budget in kubefan's answers replaces it.
+	// Budget limits the fallback of all programs together. A budget in kubefan's answers replaces
+	// it.
 	Budget Budget
 	// Logger gets a line for each change of the server that reads go to. Default: klog.
 	Logger logr.Logger

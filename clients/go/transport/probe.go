@@ -7,7 +7,8 @@ import (
 	"net/http"
 )
 
-// healthPath is gRPC's health service, which kubefan serves on its data port to callers without a token.
+// healthPath is gRPC's health service, which kubefan serves on its data port to callers without a
+// token.
 const healthPath = "/grpc.health.v1.Health/Check"
 
 var (

@@ -150,15 +150,15 @@ type Kubefan struct {
 	process *process
 }
 
-// StartKubefan runs kubefan serve, waits until it serves, and ends it with the test. An empty address
-// means a free port.
+// StartKubefan runs kubefan serve, waits until it serves, and ends it with the test. An empty
+// address means a free port.
 func (c *Cluster) StartKubefan(t testing.TB, address string, args ...string) *Kubefan {
 	t.Helper()
 	return c.startKubefan(t, address, "/readyz", append(args, "--kubeconfig", c.Kubeconfig))
 }
 
-// StartKubefanAs runs kubefan serve as the user of a kubeconfig, and waits only until it runs: without
-// a right to read a resource it does not get ready.
+// StartKubefanAs runs kubefan serve as the user of a kubeconfig, and waits only until it runs:
+// without a right to read a resource it does not get ready.
 func (c *Cluster) StartKubefanAs(t testing.TB, kubeconfig string, args ...string) *Kubefan {
 	t.Helper()
 	return c.startKubefan(t, "", "/livez", append(args, "--kubeconfig", kubeconfig))
