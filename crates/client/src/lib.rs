@@ -76,6 +76,7 @@
 //! | `clap` | the enums as values of command-line flags |
 
 mod authorities;
+mod budget;
 pub mod error;
 mod fake;
 mod fallback;
@@ -101,9 +102,10 @@ mod streams;
 mod token;
 mod version;
 
+pub use budget::FallbackBudget;
 pub use error::{ApiStatus, ApiStatusCause, ClientError, ServerStatus};
 pub use fake::{FakeListWatch, FakeRequest};
-pub use fallback::{Fallback, PacedOptions, WithFallback};
+pub use fallback::{ApiserverStarts, BudgetedOptions, Fallback, PacedOptions, WithFallback};
 pub use grpc::{
     Client, ClientCertificate, ClientOptions, GrpcListWatch, IN_CLUSTER_ADDRESS, ObjectList, OnExpired, OnLag, Parts,
     Projection, ReadOptions, Resolve, WatchItem, WatchOptions, WatchStream,

@@ -12,6 +12,7 @@ use kubefan_common::{encoding::Encoding, proto::v1alpha1::Target};
 #[cfg(feature = "http")]
 use crate::http::{HttpClient, HttpListWatch, HttpListWatchOptions};
 use crate::{
+    budget::FallbackBudget,
     error::ClientError,
     grpc::{Client, GrpcListWatch, Parts, Projection, WatchOptions},
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvents},
@@ -231,6 +232,10 @@ impl ListerWatcher for ListWatch {
 
     fn watch_reconnects(&self) -> bool {
         self.source().is_ok_and(|source| source.watch_reconnects())
+    }
+
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.source().ok()?.fallback_budget()
     }
 
     fn describe(&self) -> String {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::{future::BoxFuture, stream::BoxStream};
 
 use crate::{
+    budget::FallbackBudget,
     error::ClientError,
     object::{ObjectKey, RawObject},
 };
@@ -136,6 +137,12 @@ pub trait ListerWatcher: Send + Sync + 'static {
         false
     }
 
+    /// Returns the budget of requests at the apiserver that kubefan named last, for
+    /// [`Fallback::Budgeted`](crate::Fallback::Budgeted). `None` if it has named none.
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        None
+    }
+
     /// Describes the resource and the server, for messages: `pods from 127.0.0.1:7443`.
     fn describe(&self) -> String;
 }
@@ -155,6 +162,10 @@ impl<T: ListerWatcher + ?Sized> ListerWatcher for std::sync::Arc<T> {
 
     fn watch_reconnects(&self) -> bool {
         (**self).watch_reconnects()
+    }
+
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        (**self).fallback_budget()
     }
 
     fn describe(&self) -> String {

@@ -4,7 +4,6 @@ use std::{
     future::pending,
     ops::ControlFlow::{self, Break, Continue},
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -13,8 +12,8 @@ use rand::{SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
+    outage::{Outage, Turn, turn_of},
     outage_errors::{Reachability, ends_fallback},
-    paced_options::hash,
     servers::Servers,
 };
 use crate::{
@@ -22,9 +21,9 @@ use crate::{
     lister_watcher::{ListOptions, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents},
 };
 
-/// Time for which the apiserver's watch continues after the client's next moment. A new watch takes
-/// its place at that moment.
-const OVERLAP: Duration = Duration::from_secs(60);
+/// A replica that lags reaches the version of another server sooner. A cluster that was restored
+/// from a backup may not for a long time, so its client reads a new state.
+const AHEAD_IN_A_ROW_MAX: u32 = 10;
 
 /// A watch, or the way to one.
 enum Watch {
@@ -74,6 +73,8 @@ type Item = Option<Result<WatchEvent, ClientError>>;
 
 pub(super) struct Follow {
     servers: Arc<Servers>,
+    /// Requests the first state. A watch that begins before a state is complete uses it again.
+    first: ListOptions,
     deadline: Option<Instant>,
     /// Everything up to here was returned. Empty before the first state is complete.
     version: String,
@@ -81,9 +82,12 @@ pub(super) struct Follow {
     /// The version at which kubefan's watch continues. Behind `version` if the apiserver's was read
     /// meanwhile.
     kubefan_version: String,
+    /// The attempts in a row at which kubefan had not reached the version.
+    ahead_in_a_row: u32,
     apiserver: Option<Watch>,
-    /// Time at which this client may turn to the apiserver. `None` without an outage.
-    moment: Option<Instant>,
+    /// Turn of this client at the apiserver. `None` without an outage, and with a budget also while
+    /// the apiserver's watch is open.
+    turn: Option<Turn>,
     backoff: Backoff,
     random: SmallRng,
     ended: bool,
@@ -91,36 +95,43 @@ pub(super) struct Follow {
 
 impl Follow {
     /// Returns a watch that starts with kubefan's state: `events` begin with a snapshot.
-    pub(super) fn with_state(servers: Arc<Servers>, events: WatchEvents, timeout: Option<Duration>) -> Self {
-        Self::new(servers, Watch::Open(events), String::new(), timeout)
+    pub(super) fn with_state(servers: Arc<Servers>, events: WatchEvents, options: ListOptions) -> Self {
+        Self::new(servers, Watch::Open(events), String::new(), options)
+    }
+
+    /// Returns a watch that starts with the state of either server.
+    pub(super) fn with_any_state(servers: Arc<Servers>, options: ListOptions) -> Self {
+        let kubefan = Watch::start(&servers.kubefan, options.clone());
+        Self::new(servers, kubefan, String::new(), options)
     }
 
     /// Returns a watch from a version.
     pub(super) fn resume(servers: Arc<Servers>, options: ListOptions) -> Self {
-        let version = options.resource_version.clone();
-        let timeout = options.timeout;
-        let kubefan = Watch::start(&servers.kubefan, options);
-        Self::new(servers, kubefan, version, timeout)
+        let kubefan = Watch::start(&servers.kubefan, options.clone());
+        Self::new(servers, kubefan, options.resource_version.clone(), options)
     }
 
-    fn new(servers: Arc<Servers>, kubefan: Watch, version: String, timeout: Option<Duration>) -> Self {
-        let now = Instant::now();
-        let options = servers.outage.as_ref().map(|outage| outage.options.clone());
-        let (backoff, seed) = options.map(|options| (options.backoff, hash(&options.client_id))).unwrap_or_default();
-        let moment = servers.outage.as_ref().and_then(|outage| outage.next_moment(now));
-        Self {
+    fn new(servers: Arc<Servers>, kubefan: Watch, version: String, first: ListOptions) -> Self {
+        let outage = servers.outage.as_ref();
+        let backoff = outage.map(Outage::backoff).unwrap_or_default();
+        let seed = outage.map(Outage::jitter_seed).unwrap_or_default();
+        let mut follow = Self {
             servers,
-            deadline: timeout.map(|timeout| now + timeout),
+            deadline: first.timeout.map(|timeout| Instant::now() + timeout),
+            first,
             kubefan_version: version.clone(),
             version,
             kubefan,
+            ahead_in_a_row: 0,
             apiserver: None,
-            moment,
+            turn: None,
             backoff: Backoff::new(backoff),
             // Different for each client. The jitter needs no more.
             random: SmallRng::seed_from_u64(seed),
             ended: false,
-        }
+        };
+        follow.turn = follow.next_turn();
+        follow
     }
 
     pub(super) fn into_events(self) -> WatchEvents {
@@ -136,7 +147,7 @@ impl Follow {
                 biased;
                 step = self.kubefan.step() => self.on_kubefan(step),
                 step = step_of(&mut self.apiserver) => self.on_apiserver(step),
-                () = until(self.moment) => self.on_moment(),
+                () = turn_of(&self.turn) => self.on_turn(),
                 () = until(self.deadline) => Break(None),
             };
             if let Break(item) = flow {
@@ -158,6 +169,11 @@ impl Follow {
             }
             FallbackEvent::Started => Continue(()),
             FallbackEvent::Event(event) => self.on_kubefan_event(event),
+            // Its timeout has passed, and the apiserver's watch goes on.
+            FallbackEvent::Ended(None) if self.apiserver.is_some() => {
+                self.start_kubefan();
+                Continue(())
+            }
             FallbackEvent::Ended(None) => Break(None),
             FallbackEvent::Ended(Some(error)) => self.on_kubefan_error(error),
         }
@@ -186,7 +202,14 @@ impl Follow {
     fn on_kubefan_error(&mut self, error: ClientError) -> ControlFlow<Item> {
         let reachability = Reachability::of(&error);
         self.note(reachability);
-        if reachability == Reachability::Answered || self.version.is_empty() {
+        let is_ahead = error.is_resource_version_too_large();
+        self.ahead_in_a_row = if is_ahead { self.ahead_in_a_row + 1 } else { 0 };
+        let waits = if self.version.is_empty() {
+            self.is_budgeted() && !is_ahead
+        } else {
+            self.ahead_in_a_row < AHEAD_IN_A_ROW_MAX
+        };
+        if reachability == Reachability::Answered || !waits {
             // The caller decides, and lists if the version is expired.
             return Break(Some(Err(error)));
         }
@@ -204,6 +227,7 @@ impl Follow {
             FallbackEvent::Started => return Break(Some(Ok(WatchEventKind::Reconnected.into()))),
             FallbackEvent::Ended(None) => {
                 self.apiserver = None;
+                self.turn = self.turn.take().or_else(|| self.next_turn());
                 return Continue(());
             }
             FallbackEvent::Ended(Some(error))
@@ -211,7 +235,7 @@ impl Follow {
             FallbackEvent::Event(WatchEvent {
                 kind: WatchEventKind::SnapshotBegin | WatchEventKind::BatchBegin,
                 ..
-            }) => {
+            }) if !self.version.is_empty() => {
                 let address = self.servers.apiserver.describe();
                 ClientError::Protocol { address, message: "a fallback must continue from the version".to_owned() }
             }
@@ -223,35 +247,53 @@ impl Follow {
             }
         };
         self.apiserver = None;
-        if ends_fallback(&error) {
-            if let Some(outage) = &self.servers.outage {
-                outage.stop();
+        let Some(outage) = &self.servers.outage else { return Continue(()) };
+        if let Some(starts) = outage.starts() {
+            starts.delay(error.retry_after().unwrap_or_default());
+            // As for a direct watch, the caller decides, and lists.
+            let is_final = !error.is_retryable() || error.is_resource_version_too_large();
+            if error.is_expired() || is_final && self.version.is_empty() {
+                return Break(Some(Err(error)));
             }
-            self.moment = None;
+            self.turn = self.next_turn();
+        } else if ends_fallback(&error) {
+            outage.stop();
+            self.turn = None;
         }
         Break(Some(Ok(WatchEventKind::Disconnected(error).into())))
     }
 
-    fn on_moment(&mut self) -> ControlFlow<Item> {
-        let (Some(outage), Some(moment)) = (&self.servers.outage, self.moment) else { return Continue(()) };
-        let now = Instant::now();
-        self.moment = outage.next_moment(now);
-        if outage.admits(moment, now) && !self.version.is_empty() {
-            let options = ListOptions {
-                resource_version: self.version.clone(),
-                timeout: Some(outage.options.spread() + OVERLAP),
-                ..ListOptions::default()
-            };
+    fn on_turn(&mut self) -> ControlFlow<Item> {
+        let (Some(outage), Some(turn)) = (&self.servers.outage, self.turn.take()) else { return Continue(()) };
+        let is_admitted = outage.admits(&turn);
+        // It no longer waits.
+        drop(turn);
+        if !self.is_budgeted() {
+            self.turn = self.next_turn();
+        }
+        if is_admitted && (!self.version.is_empty() || self.is_budgeted()) {
+            let options = ListOptions { timeout: outage.watch_timeout(), ..self.options() };
             self.apiserver = Some(Watch::start(&self.servers.apiserver, options));
-            self.servers.apiserver_watches.fetch_add(1, Ordering::Relaxed);
+            self.servers.apiserver_starts.fetch_add(1, Ordering::Relaxed);
         }
         Continue(())
     }
 
-    /// Whether kubefan was gone, or this watch has continued without it. Another watch of the same
-    /// source may have ended the outage already.
+    /// The client's next turn at the apiserver; `None` without an outage.
+    fn next_turn(&self) -> Option<Turn> {
+        let outage = self.servers.outage.as_ref()?;
+        outage.next_turn(!self.version.is_empty(), self.servers.kubefan.fallback_budget())
+    }
+
+    fn is_budgeted(&self) -> bool {
+        self.servers.outage.as_ref().is_some_and(|outage| outage.starts().is_some())
+    }
+
+    /// Whether kubefan has failed, or this watch has continued without it. Another watch of the
+    /// same source may have ended the outage already.
     fn has_left_kubefan(&self) -> bool {
-        self.apiserver.is_some() || self.kubefan_version != self.version || self.has_outage()
+        let has_failed = self.servers.outage.as_ref().is_some_and(Outage::has_failures);
+        self.apiserver.is_some() || self.kubefan_version != self.version || has_failed
     }
 
     fn has_outage(&self) -> bool {
@@ -261,9 +303,11 @@ impl Follow {
     fn note(&mut self, reachability: Reachability) {
         let Some(outage) = &self.servers.outage else { return };
         outage.note(reachability);
-        if reachability == Reachability::Gone {
-            // A moment that is set has not been used yet.
-            self.moment = self.moment.or_else(|| outage.next_moment(Instant::now()));
+        if !self.has_outage() {
+            self.turn = None;
+        } else if self.apiserver.is_none() {
+            // A turn that is set has not been used yet.
+            self.turn = self.turn.take().or_else(|| self.next_turn());
         }
     }
 
@@ -273,7 +317,8 @@ impl Follow {
         if let Some(outage) = &self.servers.outage {
             outage.end();
         }
-        self.moment = None;
+        self.ahead_in_a_row = 0;
+        self.turn = None;
         self.apiserver = None;
         let continues = self.kubefan_version == self.version;
         if !continues {
@@ -284,9 +329,17 @@ impl Follow {
 
     fn start_kubefan(&mut self) {
         let timeout = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let options = ListOptions { resource_version: self.version.clone(), timeout, ..ListOptions::default() };
+        let options = ListOptions { timeout, ..self.options() };
         self.kubefan_version.clone_from(&self.version);
         self.kubefan = Watch::start(&self.servers.kubefan, options);
+    }
+
+    /// The options of a watch from the last version, or of one that begins with the state.
+    fn options(&self) -> ListOptions {
+        if self.version.is_empty() {
+            return self.first.clone();
+        }
+        ListOptions { resource_version: self.version.clone(), ..ListOptions::default() }
     }
 }
 

@@ -10,6 +10,6 @@ pub(super) struct Servers {
     pub(super) apiserver: Arc<dyn ListerWatcher>,
     /// `None`: never falls back.
     pub(super) outage: Option<Outage>,
-    /// Requests to the apiserver.
-    pub(super) apiserver_watches: AtomicU64,
+    /// Lists and watches that were started at the apiserver.
+    pub(super) apiserver_starts: AtomicU64,
 }

@@ -1,6 +1,9 @@
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, AtomicUsize},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize},
+    },
 };
 
 use futures::{StreamExt, stream};
@@ -13,6 +16,7 @@ use crate::{
     Watcher, watcher,
 };
 
+mod budgeted;
 mod fleet;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -35,11 +39,21 @@ struct Kubefan {
     /// Like GrpcListWatch: the watch reports broken connections, and reconnects.
     reconnects: bool,
     attempts: Arc<AtomicUsize>,
+    /// Named in each answer.
+    budget: Option<FallbackBudget>,
+    was_reached: Arc<AtomicBool>,
 }
 
 impl Kubefan {
     fn new(objects: FakeListWatch, reconnects: bool) -> Self {
-        Self { objects, is_there: watch::Sender::new(true), reconnects, attempts: Arc::default() }
+        Self {
+            objects,
+            is_there: watch::Sender::new(true),
+            reconnects,
+            attempts: Arc::default(),
+            budget: None,
+            was_reached: Arc::default(),
+        }
     }
 
     fn set(&self, is_there: bool) {
@@ -48,7 +62,11 @@ impl Kubefan {
 
     fn attempt(&self) -> Result<(), ClientError> {
         self.attempts.fetch_add(1, Ordering::Relaxed);
-        if *self.is_there.borrow() { Ok(()) } else { Err(unreachable()) }
+        if !*self.is_there.borrow() {
+            return Err(unreachable());
+        }
+        self.was_reached.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn connect(self, options: ListOptions) -> Result<WatchEvents, ClientError> {
@@ -128,6 +146,10 @@ impl ListerWatcher for Kubefan {
         self.reconnects
     }
 
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.budget.filter(|_| self.was_reached.load(Ordering::Relaxed))
+    }
+
     fn describe(&self) -> String {
         "pods from kubefan".to_owned()
     }
@@ -187,7 +209,7 @@ impl World {
         let apiserver = Apiserver::default();
         let kubefan = Kubefan::new(apiserver.objects.clone(), reconnects);
         let phase = match &policy {
-            Fallback::Never => Duration::ZERO,
+            Fallback::Never | Fallback::Budgeted(_) => Duration::ZERO,
             Fallback::Paced(options) => options.phase(),
         };
         let source = WithFallback::new(kubefan.clone(), apiserver.clone(), policy);

@@ -14,12 +14,14 @@ use futures::{Stream, StreamExt};
 use tonic::{
     Code, Request, Response, Status,
     codegen::http::{HeaderValue, header::AUTHORIZATION},
+    metadata::{MetadataMap, MetadataValue},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use super::{addresses::Connector, projection::Projection};
 use crate::{
     authorities,
+    budget::{self, FallbackBudget, NamedBudget},
     error::{ClientError, root_cause},
     token::{SERVICE_ACCOUNT, Token},
     version,
@@ -181,6 +183,7 @@ pub struct Client {
     pub(super) service: Service,
     pub(super) address: String,
     pub(super) token: Arc<Token>,
+    budget: NamedBudget,
 }
 
 impl Client {
@@ -229,12 +232,25 @@ impl Client {
     /// because the client cannot see whether others could read it on the channel.
     pub fn from_channel(channel: Channel, address: &str, options: &ClientOptions) -> Self {
         let service = WatchServiceClient::new(channel).max_decoding_message_size(options.message_bytes_max);
-        Self { service, address: address.to_owned(), token: Arc::new(Token::None) }
+        Self { service, address: address.to_owned(), token: Arc::new(Token::None), budget: NamedBudget::default() }
     }
 
     /// The address, as the caller gave it.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Returns the budget of requests at the apiserver that kubefan named last, in the metadata of
+    /// an answer. `None` if it has named none.
+    pub fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.budget.last()
+    }
+
+    /// Notes the budget in the metadata of an answer.
+    pub(super) fn note_budget(&self, metadata: &MetadataMap) {
+        if let Some(Ok(value)) = metadata.get(budget::HEADER).map(MetadataValue::to_str) {
+            self.budget.note(value);
+        }
     }
 
     /// Lists, and returns the chunks as they arrive: about 256 KiB each, all at the same resource
@@ -331,7 +347,9 @@ impl Client {
         {
             result = send(self.service.clone(), request(message, Some(other))).await;
         }
-        result.map(Response::into_inner).map_err(|status| self.error(&status))
+        let response = result.map_err(|status| self.error(&status))?;
+        self.note_budget(response.metadata());
+        Ok(response.into_inner())
     }
 
     /// The `authorization` of the next call; `None` without a token.

@@ -14,6 +14,7 @@ use super::{
     watch::{WatchItem, WatchOptions, WatchStream},
 };
 use crate::{
+    budget::FallbackBudget,
     error::ClientError,
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvent, WatchEventKind, WatchEvents},
     object::{ObjectKey, RawObject},
@@ -146,6 +147,10 @@ impl ListerWatcher for GrpcListWatch {
 
     fn watch_reconnects(&self) -> bool {
         true
+    }
+
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.client.fallback_budget()
     }
 
     fn describe(&self) -> String {

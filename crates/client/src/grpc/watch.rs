@@ -235,6 +235,7 @@ impl WatchStream {
                     };
                     match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
+                            self.client.note_budget(response.metadata());
                             self.state = ConnectionState::Open(Box::new(response.into_inner()));
                             self.opened_at = Some(Instant::now());
                             self.next_cluster = None;

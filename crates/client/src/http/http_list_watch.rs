@@ -23,6 +23,7 @@ use super::{
     watch_events,
 };
 use crate::{
+    budget::FallbackBudget,
     error::{ApiStatus, ClientError},
     grpc::{Parts, Projection},
     lister_watcher::{ListOptions, ListPage, ListerWatcher, WatchEvents},
@@ -278,6 +279,10 @@ impl ListerWatcher for HttpListWatch {
 
     fn watch(&self, options: ListOptions) -> BoxFuture<'_, Result<WatchEvents, ClientError>> {
         Box::pin(self.start_watch(options))
+    }
+
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.client.transport().fallback_budget()
     }
 
     fn describe(&self) -> String {

@@ -8,12 +8,13 @@ use std::{error::Error, time::Duration};
 use futures::{StreamExt, TryStreamExt, future::BoxFuture};
 use reqwest::{
     ClientBuilder, Response,
-    header::{self, HeaderValue},
+    header::{self, HeaderMap, HeaderValue},
     redirect,
 };
 
 use super::transport::{HttpResponse, HttpTransport};
 use crate::{
+    budget::{self, FallbackBudget, NamedBudget},
     error::{ClientError, root_cause},
     token::Token,
 };
@@ -29,6 +30,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// A PING without an answer for this long means that the connection is dead.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// The caches that took part in an answer (RFC 9211).
+const CACHE_STATUS: &str = "cache-status";
+
 /// Executes a request that is complete except for credentials that a kubeconfig adds.
 pub(super) type Execute = Box<dyn Fn(reqwest::Request) -> BoxFuture<'static, Result<Response, String>> + Send + Sync>;
 
@@ -42,6 +46,7 @@ pub(super) struct ReqwestTransport {
     address: String,
     token: Token,
     accept_encoding: &'static str,
+    budget: NamedBudget,
 }
 
 impl ReqwestTransport {
@@ -49,7 +54,8 @@ impl ReqwestTransport {
     pub(super) fn new(client: reqwest::Client, base: &reqwest::Url, token: Token) -> Self {
         let address = base.origin().ascii_serialization();
         let base = format!("{address}{}", base.path().trim_end_matches('/'));
-        Self { client, execute: None, base, address, token, accept_encoding: "identity" }
+        let accept_encoding = "identity";
+        Self { client, execute: None, base, address, token, accept_encoding, budget: NamedBudget::default() }
     }
 
     /// Asks the server for gzip, or not.
@@ -102,6 +108,7 @@ impl HttpTransport for ReqwestTransport {
             {
                 response = self.send(&path_and_query, accept, Some(token)).await?;
             }
+            note_budget(response.headers(), &self.budget);
             let coding = response.headers().get(header::CONTENT_ENCODING).cloned();
             let retry_after = response.headers().get(header::RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| api_status::retry_after(value.to_str().ok()?));
@@ -117,6 +124,25 @@ impl HttpTransport for ReqwestTransport {
 
     fn address(&self) -> &str {
         &self.address
+    }
+
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        self.budget.last()
+    }
+}
+
+/// Notes the budget in an answer of kubefan's own. An apiserver's answer that kubefan has passed on
+/// is none: its caller may have reached the apiserver by a path of its own.
+fn note_budget(headers: &HeaderMap, named: &NamedBudget) {
+    let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
+    let caches = headers.get_all(CACHE_STATUS).iter().map(text);
+    let is_own = |cache: &str| {
+        let mut parts = cache.split(';').map(str::trim);
+        parts.next() == Some("kubefan") && parts.all(|part| !part.starts_with("fwd=bypass"))
+    };
+    if caches.collect::<Vec<_>>().join(",").split(',').any(is_own) {
+        let values: Vec<_> = headers.get_all(budget::HEADER).iter().map(text).collect();
+        named.note(&values.join(","));
     }
 }
 
@@ -161,4 +187,29 @@ pub(super) fn describe(error: &reqwest::Error) -> String {
         return root_cause(error);
     }
     if error.is_timeout() { "timed out".to_owned() } else { "the request could not be sent".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_counts_only_in_answers_of_kubefan_itself() {
+        for (cache_status, is_believed) in [
+            (Some("kubefan; hit"), true),
+            (Some("other; hit, kubefan; hit; detail=x"), true),
+            (Some("kubefan; fwd=bypass"), false),
+            (Some("other; hit"), false),
+            (None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(budget::HEADER, HeaderValue::from_static("clients=3000, rate=50"));
+            if let Some(cache_status) = cache_status {
+                headers.insert(CACHE_STATUS, HeaderValue::from_static(cache_status));
+            }
+            let named = NamedBudget::default();
+            note_budget(&headers, &named);
+            assert_eq!(named.last().is_some(), is_believed, "{cache_status:?}");
+        }
+    }
 }

@@ -6,7 +6,10 @@ use std::{fmt, time::Duration};
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, future::BoxFuture, stream::BoxStream};
 
-use crate::error::{ApiStatus, ClientError};
+use crate::{
+    budget::FallbackBudget,
+    error::{ApiStatus, ClientError},
+};
 
 /// The number of bytes read from an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 << 10;
@@ -23,6 +26,13 @@ pub trait HttpTransport: Send + Sync + 'static {
 
     /// Scheme, host and port, for messages. Without user info.
     fn address(&self) -> &str;
+
+    /// Returns the budget of requests at the apiserver that kubefan named last, in the header
+    /// `Kubefan-Fallback`. Only answers that `Cache-Status` calls kubefan's own count. `None` if it
+    /// has named none.
+    fn fallback_budget(&self) -> Option<FallbackBudget> {
+        None
+    }
 }
 
 /// A response. The body may still be arriving.

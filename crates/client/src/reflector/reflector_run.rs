@@ -37,6 +37,11 @@ impl<K: Decode> Reflector<K> {
     pub(super) async fn round(&self, resync: &mut Resync) -> Result<(), ClientError> {
         let result = self.list_then_watch(resync).await;
         let Err(error) = &result else { return result };
+        // A source that falls back may ask another server later, which refuses in the stream.
+        if error.is_watch_list_unsupported() && !self.session(|session| session.is_known()) {
+            self.session(|session| session.lists = true);
+            return result;
+        }
         let is_version_refused = error.is_expired() || error.is_resource_version_too_large();
         // A refused token is fixed by another token, and says nothing about the version.
         let is_final = !error.is_retryable() && error.code() != Code::Unauthenticated;

@@ -33,6 +33,8 @@ struct Scripted {
     requests: Arc<Mutex<Vec<WatchRequest>>>,
     /// The only token that is accepted; `None`: any, and none.
     token: Arc<Mutex<Option<String>>>,
+    /// The budget in the metadata of watches.
+    budget: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Scripted {
@@ -54,7 +56,13 @@ impl WatchService for Scripted {
         self.check(&request)?;
         self.requests.lock().unwrap().push(request.into_inner());
         match self.scripts.lock().unwrap().pop_front() {
-            Some(steps) => Ok(Response::new(futures::stream::iter(steps).boxed())),
+            Some(steps) => {
+                let mut response = Response::new(futures::stream::iter(steps).boxed());
+                if let Some(budget) = *self.budget.lock().unwrap() {
+                    response.metadata_mut().insert("kubefan-fallback", budget.parse().unwrap());
+                }
+                Ok(response)
+            }
             None => Err(Status::unimplemented("the script is at its end")),
         }
     }
@@ -155,6 +163,18 @@ async fn received(mut watch: WatchStream) -> Vec<String> {
 
 fn requested(server: &Scripted) -> Vec<String> {
     server.requests.lock().unwrap().iter().map(|request| request.resource_version.clone()).collect()
+}
+
+#[tokio::test]
+async fn the_budget_of_the_fallback_is_that_of_the_last_answer_that_named_one() {
+    let (server, client) = serve(vec![vec![drained()], vec![drained()], vec![]]).await;
+    assert_eq!(client.fallback_budget(), None);
+    let mut watch = client.watch(Target::default(), options());
+    for (named, clients) in [(Some("clients=3000, rate=50"), 3000), (Some("clients=7"), 3000), (None, 3000)] {
+        *server.budget.lock().unwrap() = named;
+        let _ = watch.next().await;
+        assert_eq!(client.fallback_budget().map(|budget| budget.clients), Some(clients), "{named:?}");
+    }
 }
 
 #[tokio::test]
