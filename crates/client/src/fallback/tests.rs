@@ -18,6 +18,7 @@ use crate::{
 
 mod budgeted;
 mod fleet;
+mod herd;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
