@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// limits are what a scenario allows beside that no event may be lost, repeated or reordered.
+type limits struct {
+	// Lateness of an event. Zero: any.
+	late time.Duration
+	// Lists after the first one. Negative: any.
+	relists int
+}
+
+func collect(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("collect", flag.ContinueOnError)
+	namespace := flags.String("namespace", "agents", "namespace of the agents")
+	selector := flags.String("selector", "", "label selector of the agents")
+	port := flags.String("port", "8080", "port of their reports")
+	exceptNode := flags.String("except-node", "", "node whose agents are not asked")
+	within := flags.Duration("within", 20*time.Second, "time until nothing is pending")
+	minEvents := flags.Int("min-events", 1, "fewest compared events of all agents together")
+	allowed := limits{}
+	flags.DurationVar(&allowed.late, "late", 5*time.Second, "latest event that is allowed; 0: any")
+	flags.IntVar(&allowed.relists, "relists", 0, "lists that are allowed after the first one of each stream; -1: any")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(clientcmd.NewDefaultClientConfigLoadingRules(), nil).ClientConfig()
+	if err != nil {
+		return err
+	}
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, *within)
+	defer cancel()
+	for {
+		found, err := reports(ctx, clients, *namespace, *selector, *port, *exceptNode)
+		text, problems, events := judge(found, allowed)
+		if err == nil && len(problems) == 0 && events >= *minEvents {
+			fmt.Print(text)
+			return nil
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+			continue
+		case <-ctx.Done():
+		}
+		fmt.Print(text)
+		for _, problem := range problems {
+			fmt.Println("PROBLEM:", problem)
+		}
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("%d problems, %d events of at least %d", len(problems), events, *minEvents)
+	}
+}
+
+// reports returns the differences by pod.
+func reports(ctx context.Context, clients kubernetes.Interface, namespace, selector, port, exceptNode string) (map[string][]difference, error) {
+	pods, err := clients.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]difference{}
+	for _, pod := range pods.Items {
+		if pod.Spec.NodeName == exceptNode || pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+			continue
+		}
+		body, err := clients.CoreV1().Pods(namespace).ProxyGet("http", pod.Name, port, "report", nil).DoRaw(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%s does not report: %w", pod.Name, err)
+		}
+		var found []difference
+		if err := json.Unmarshal(body, &found); err != nil {
+			return nil, err
+		}
+		all[pod.Spec.NodeName+" "+pod.Name] = found
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no agent is running")
+	}
+	return all, nil
+}
+
+// judge returns a line per stream, what is wrong, and how many events were compared.
+func judge(all map[string][]difference, allowed limits) (text string, problems []string, events int) {
+	var lines strings.Builder
+	for _, pod := range sorted(all) {
+		for _, found := range all[pod] {
+			fmt.Fprintf(&lines, "%s %s %s: %d events, %d lost, %d repeated, %d reordered, %d unknown; %d lists more, %d replaced; later by %.3f s (median), %.3f s (most); %d errors\n",
+				pod, found.Resource, found.Media, found.Events, len(found.Lost), len(found.Repeated), len(found.Reordered), len(found.Unknown),
+				found.Relists, found.Replaced, found.LateMedian.Seconds(), found.LateMost.Seconds(), found.Errors)
+			events += found.Events
+			if problem := found.problem(allowed); problem != "" {
+				problems = append(problems, pod+" "+found.Resource+" "+found.Media+": "+problem)
+			}
+		}
+	}
+	return lines.String(), problems, events
+}
+
+// problem returns what is wrong with a stream, or nothing.
+func (d difference) problem(allowed limits) string {
+	var found []string
+	for what, named := range map[string][]string{"lost": d.Lost, "repeated": d.Repeated, "reordered": d.Reordered, "unknown": d.Unknown, "differs": d.Differs} {
+		if len(named) > 0 {
+			found = append(found, fmt.Sprintf("%s: %s", what, strings.Join(named[:min(len(named), 3)], ", ")))
+		}
+	}
+	if allowed.late > 0 && d.LateMost > allowed.late {
+		found = append(found, fmt.Sprintf("%s came %.3f s late", d.Latest, d.LateMost.Seconds()))
+	}
+	if allowed.relists >= 0 && d.Relists > allowed.relists {
+		found = append(found, fmt.Sprintf("%d lists after the first one; last error: %s", d.Relists, d.LastError))
+	}
+	return strings.Join(found, "; ")
+}

@@ -1,0 +1,199 @@
+# shellcheck shell=bash
+# Shared by the scripts of this directory: sourced by each, after `set -euo pipefail`. It has the names
+# and addresses of the cluster, and the functions that run commands in it.
+# shellcheck disable=SC2034 # the scripts that source this file use its variables
+
+cluster=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$cluster/../.." && pwd)
+script=$(basename "$0")
+chart=$root/deploy/helm/kubefan
+
+# What is kept between runs is beside that of .ci/run.
+cache=${KUBEFAN_CI_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/kubefan-ci}/cluster
+programs=$cache/programs
+images=$cache/images
+# What a cluster writes: certificates, logs, etcd's data, the nodes' containers. `up` begins anew.
+state=$cache/state
+certificates=$state/certificates
+export KUBECONFIG=$certificates/admin.kubeconfig
+
+# Addresses in namespaces of the network that have no way out: .1 is the control plane, .1N node N.
+node_network=10.99.0
+pod_network=10.98
+service_network=10.96
+control_plane=$node_network.1
+netns=kubefan-cluster
+nodes_max=4
+# The nodes have the images already, so no registry answers to this name.
+registry=registry.example
+
+# Exit codes beside 0 and 1.
+readonly CANNOT_RUN=77 NOT_PREPARED=78
+
+fail() {
+    printf '%s: %s\n' "$script" "$*" >&2
+    exit 1
+}
+
+# usage_if_asked ARGS…: prints the comment at the head of the script, which is its usage text.
+usage_if_asked() {
+    case ${1-} in
+        -h | --help) sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0" && exit ;;
+    esac
+}
+
+# inside COMMAND…: runs a command in the network of the control plane.
+inside() { ip netns exec "$netns" "$@"; }
+
+kubectl() { inside "$(test_asset kubectl)" "$@"; }
+
+# Its files are those of this cluster, not of the user.
+helm() { inside env HELM_CACHE_HOME="$state/helm" HELM_CONFIG_HOME="$state/helm" HELM_DATA_HOME="$state/helm" "$(test_asset helm)" "$@"; }
+
+# test_asset NAME: the path of a program that the integration tests have built: the newest build.
+test_asset() {
+    local folder=kubernetes found
+    [ "$1" != helm ] || folder=helm
+    if [ -n "${KUBEFAN_TEST_ASSETS-}" ]; then
+        for found in "$KUBEFAN_TEST_ASSETS/$1" "$KUBEFAN_TEST_ASSETS/$1/$1"; do
+            [ ! -f "$found" ] || { printf '%s' "$found" && return; }
+        done
+    fi
+    found=$(find "$(target)/test-assets" -maxdepth 2 -path "*/$folder-*/$1" ! -path '*.partial/*' -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -1)
+    [ -n "$found" ] || return 1
+    printf '%s' "${found#* }"
+}
+
+# Cargo's target directory, as .ci/run chooses it.
+target() {
+    local shared=$root/target
+    [ "${CI-}" != true ] || shared=$(dirname "$cache")/target
+    printf '%s' "${CARGO_TARGET_DIR:-$shared}"
+}
+
+# kubefan_binary: KUBEFAN_TEST_BINARY, or the newest program that is built.
+kubefan_binary() {
+    local found=${KUBEFAN_TEST_BINARY-}
+    [ -n "$found" ] || found=$(find "$(target)"/{dist,release,debug}/kubefan -printf '%T@ %p\n' 2>/dev/null | sort -n | tail -1 | cut -d ' ' -f 2-)
+    [ -x "$found" ] || return 1
+    printf '%s' "$found"
+}
+
+# chart_version CHART: the version of kubefan that a chart installs.
+chart_version() { sed -n 's/^appVersion: "\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' "$1/Chart.yaml"; }
+
+# node_pid NODE: the process that is pid 1 of a node.
+node_pid() { cat "$state/$1/pid" 2>/dev/null; }
+
+# on_node NODE COMMAND…: runs a command on a node.
+on_node() {
+    local node=$1 pid
+    shift
+    pid=$(node_pid "$node") || fail "$node is not running"
+    nsenter --target "$pid" --mount --pid --net --uts --ipc --cgroup "$@"
+}
+
+# within SECONDS WHAT COMMAND…: waits until the command succeeds.
+within() {
+    local end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt "$end" ] || { printf '%s: not in time: %s\n' "$script" "$what" >&2 && return 1; }
+        sleep 0.2
+    done
+}
+
+# check_machine: ends with CANNOT_RUN, and names what is missing.
+check_machine() {
+    local missing=() packages=() need
+    [ "$(id -u)" = 0 ] || missing+=("root")
+    # The commands of a package; CNI's plugins have a directory of their own.
+    for need in containerd:containerd ctr:containerd runc:runc iptables:iptables nft:nftables conntrack:conntrack ipset:ipset \
+        ethtool:ethtool busybox:busybox-static ip:iproute2 nsenter:util-linux openssl:openssl strip:binutils curl:curl; do
+        command -v "${need%:*}" >/dev/null || packages+=("${need#*:}")
+    done
+    [ -x /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
+    ! ldd "$(command -v busybox)" >/dev/null 2>&1 || packages+=(busybox-static)
+    if [ ${#packages[@]} != 0 ]; then
+        mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
+        missing+=("packages (apt-get install --no-install-recommends ${packages[*]})")
+    fi
+    # The nodes' containers are limited by it; in a unified hierarchy this has never been tried.
+    if ! grep -q memory /proc/self/cgroup || [ ! -w /sys/fs/cgroup/memory ]; then missing+=("cgroup v1 in /sys/fs/cgroup, writable"); fi
+    unshare --net --mount --pid --uts --ipc --cgroup --fork true 2>/dev/null || missing+=("the right to make namespaces")
+    [ ${#missing[@]} = 0 ] && return
+    printf '%s: this machine cannot run the cluster, because it lacks:\n' "$script" >&2
+    printf '    %s\n' "${missing[@]}" >&2
+    exit "$CANNOT_RUN"
+}
+
+# check_prepared: ends with NOT_PREPARED, and names what is missing.
+check_prepared() {
+    local missing=() name
+    for name in kubelet kube-controller-manager kube-proxy kube-scheduler coredns kube-router agent; do
+        [ -x "$programs/$name" ] || missing+=("$name")
+    done
+    for name in pause busybox coredns agent; do
+        [ -f "$images/$name.tar" ] || missing+=("the image of $name")
+    done
+    for name in etcd kube-apiserver kubectl helm; do
+        test_asset "$name" >/dev/null || missing+=("$name")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    printf '%s: tests/cluster/prepare has not built: %s\n' "$script" "$(printf '%s, ' "${missing[@]}" | sed 's/, $//')" >&2
+    exit "$NOT_PREPARED"
+}
+
+# make_image NAME:TAG OPTIONS FILE…: writes an image of one layer to standard output, in the format of
+# `docker save`, which `ctr images import` reads.
+#
+#   OPTIONS    JSON of the image's configuration, such as {"Entrypoint":["/kubefan"]}
+#   FILE       PATH=SOURCE is a file of the image, PATH->TARGET a symbolic link
+make_image() {
+    local reference=$1 options=$2 work file arch layer
+    shift 2
+    work=$(mktemp -d)
+    mkdir -p "$work/files/tmp" "$work/image"
+    chmod 1777 "$work/files/tmp"
+    for file in "$@"; do
+        case $file in
+            *'->'*) mkdir -p "$work/files/$(dirname "${file%->*}")" && ln -s "${file#*->}" "$work/files/${file%->*}" ;;
+            *) install -D "${file#*=}" "$work/files/${file%%=*}" ;;
+        esac
+    done
+    tar --create --file "$work/image/layer.tar" --directory "$work/files" --owner 0 --group 0 .
+    layer=$(sha256sum "$work/image/layer.tar" | cut -d ' ' -f 1)
+    case $(uname -m) in
+        x86_64) arch=amd64 ;;
+        aarch64) arch=arm64 ;;
+        *) fail "no images are made for $(uname -m)" ;;
+    esac
+    printf '{"architecture":"%s","os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "$arch" "$options" "$layer" >"$work/image/config.json"
+    printf '[{"Config":"config.json","RepoTags":["%s/%s"],"Layers":["layer.tar"]}]' "$registry" "$reference" >"$work/image/manifest.json"
+    tar --create --directory "$work/image" manifest.json config.json layer.tar
+    rm -r "$work"
+}
+
+# make_kubefan_image TAG BINARY: writes the image of a kubefan that is built already. A binary that is
+# not static gets the libraries of this machine beside it.
+make_kubefan_image() {
+    local tag=$1 binary=$2 work library libraries=()
+    work=$(mktemp -d)
+    strip --strip-debug -o "$work/kubefan" "$binary"
+    while read -r library; do
+        libraries+=("${library#/}=$library")
+    done < <(ldd "$binary" 2>/dev/null | grep -o '/[^ ]*' || true)
+    make_image "kubefan:$tag" '{"User":"65532:65532","Entrypoint":["/kubefan"],"Cmd":["serve"]}' "kubefan=$work/kubefan" "${libraries[@]}"
+    rm -r "$work"
+}
+
+# import_image NODE FILE: gives an image to a node.
+import_image() { on_node "$1" ctr --namespace k8s.io images import "$2" >/dev/null; }
+
+# nodes: the names of the nodes that run.
+nodes() {
+    local folder
+    for folder in "$state"/n[1-9]; do
+        [ ! -f "$folder/pid" ] || basename "$folder"
+    done
+}
