@@ -47,8 +47,9 @@ inside() { ip netns exec "$netns" "$@"; }
 
 kubectl() { inside "$(test_asset kubectl)" "$@"; }
 
-# Its files are those of this cluster, not of the user.
-helm() { inside env HELM_CACHE_HOME="$state/helm" HELM_CONFIG_HOME="$state/helm" HELM_DATA_HOME="$state/helm" "$(test_asset helm)" "$@"; }
+# Those of the user are left alone.
+helm_directories=(HELM_CACHE_HOME="$state/helm" HELM_CONFIG_HOME="$state/helm" HELM_DATA_HOME="$state/helm")
+helm() { inside env "${helm_directories[@]}" "$(test_asset helm)" "$@"; }
 
 # test_asset NAME: the path of a program that the integration tests have built: the newest build.
 test_asset() {
@@ -189,6 +190,17 @@ make_kubefan_image() {
 
 # import_image NODE FILE: gives an image to a node.
 import_image() { on_node "$1" ctr --namespace k8s.io images import "$2" >/dev/null; }
+
+# remove_scenario: deletes what a scenario has made, without waiting for pods to end.
+remove_scenario() {
+    local namespaces=(kubefan agents shop node-agent)
+    helm uninstall kubefan --namespace kubefan --ignore-not-found --wait=false >/dev/null
+    for namespace in "${namespaces[@]}"; do
+        kubectl --namespace "$namespace" delete pods --all --force --grace-period 0 >/dev/null 2>&1 || true
+    done
+    kubectl delete namespaces --ignore-not-found --timeout 60s "${namespaces[@]}" >/dev/null
+    kubectl delete clusterroles,clusterrolebindings --ignore-not-found agents pods-reader kubefan-sidecar >/dev/null
+}
 
 # nodes: the names of the nodes that run.
 nodes() {

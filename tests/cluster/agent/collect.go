@@ -27,7 +27,6 @@ func collect(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("collect", flag.ContinueOnError)
 	namespace := flags.String("namespace", "agents", "namespace of the agents")
 	selector := flags.String("selector", "", "label selector of the agents")
-	port := flags.String("port", "8080", "port of their reports")
 	exceptNode := flags.String("except-node", "", "node whose agents are not asked")
 	within := flags.Duration("within", 20*time.Second, "time until nothing is pending")
 	minEvents := flags.Int("min-events", 1, "fewest compared events of all agents together")
@@ -48,7 +47,7 @@ func collect(ctx context.Context, args []string) error {
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
 	for {
-		found, err := reports(ctx, clients, *namespace, *selector, *port, *exceptNode)
+		found, err := reports(ctx, clients, *namespace, *selector, *exceptNode)
 		text, problems, events := judge(found, allowed)
 		if err == nil && len(problems) == 0 && events >= *minEvents {
 			fmt.Print(text)
@@ -71,7 +70,7 @@ func collect(ctx context.Context, args []string) error {
 }
 
 // reports returns the differences by pod.
-func reports(ctx context.Context, clients kubernetes.Interface, namespace, selector, port, exceptNode string) (map[string][]difference, error) {
+func reports(ctx context.Context, clients kubernetes.Interface, namespace, selector, exceptNode string) (map[string][]difference, error) {
 	pods, err := clients.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil, err
@@ -81,7 +80,8 @@ func reports(ctx context.Context, clients kubernetes.Interface, namespace, selec
 		if pod.Spec.NodeName == exceptNode || pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
 			continue
 		}
-		body, err := clients.CoreV1().Pods(namespace).ProxyGet("http", pod.Name, port, "report", nil).DoRaw(ctx)
+		// No port means the first one that the pod names.
+		body, err := clients.CoreV1().Pods(namespace).ProxyGet("http", pod.Name, "", "report", nil).DoRaw(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("%s does not report: %w", pod.Name, err)
 		}

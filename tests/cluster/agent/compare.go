@@ -104,6 +104,14 @@ func compare(ctx context.Context, args []string) error {
 			fmt.Fprintln(os.Stderr, "agent: cannot answer:", err)
 		}
 	})
+	http.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
+		for _, pair := range all {
+			if !pair.direct.isListed() || !pair.through.isListed() {
+				http.Error(w, pair.resource+" is not listed: "+pair.through.lastFailure(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+	})
 	server := &http.Server{Addr: *listen, ReadHeaderTimeout: 5 * time.Second}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
@@ -164,8 +172,8 @@ func (s source) follow(ctx context.Context, resource, media string, into *record
 			return client.Watch(ctx, o)
 		}
 	}
-	noted := &notedErrors{lists, into}
-	reflector := cache.NewReflectorWithOptions(noted, expected, into, cache.ReflectorOptions{Name: resource + " as " + media})
+	what := fmt.Sprintf("%s as %s from %s", resource, media, s.config.Host)
+	reflector := cache.NewReflectorWithOptions(&notedRequests{lists, what, into}, expected, into, cache.ReflectorOptions{Name: what})
 	go reflector.RunWithContext(ctx)
 	return nil
 }
@@ -184,24 +192,32 @@ func (s source) typed(group string) (rest.Interface, error) {
 	return clients.DiscoveryV1().RESTClient(), nil
 }
 
-// notedErrors counts the requests that fail.
-type notedErrors struct {
+// notedRequests counts the requests that fail, and logs all of them: a log of the pod shows when each
+// stream began again, and from which version.
+type notedRequests struct {
 	*cache.ListWatch
+	what string
 	into *record
 }
 
-func (n *notedErrors) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+func (n *notedRequests) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list, err := n.ListWatch.ListWithContext(ctx, o)
-	if err != nil {
-		n.into.fail(err)
-	}
+	n.note("list", o, err)
 	return list, err
 }
 
-func (n *notedErrors) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (n *notedRequests) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	events, err := n.ListWatch.WatchWithContext(ctx, o)
-	if err != nil {
-		n.into.fail(err)
-	}
+	n.note("watch", o, err)
 	return events, err
+}
+
+func (n *notedRequests) note(verb string, o metav1.ListOptions, err error) {
+	now := time.Now().UTC().Format("15:04:05.000")
+	if err == nil {
+		fmt.Printf("%s %s: %s from %q\n", now, n.what, verb, o.ResourceVersion)
+		return
+	}
+	n.into.fail(err)
+	fmt.Printf("%s %s: %s from %q: %v\n", now, n.what, verb, o.ResourceVersion, err)
 }

@@ -10,7 +10,7 @@ import (
 type difference struct {
 	Resource string `json:"resource"`
 	Media    string `json:"media"`
-	// Events of the direct stream that both should have.
+	// Events of the direct stream that came through kubefan too.
 	Events int `json:"events"`
 	// Events that only the direct stream has, although no list of the other one replaced them.
 	Lost []string `json:"lost"`
@@ -21,11 +21,12 @@ type difference struct {
 	Unknown []string `json:"unknown"`
 	// Objects whose version differs at the end.
 	Differs []string `json:"differs"`
-	// Events that a later list replaced, which is what a 410 Gone asks for.
+	// Those of them that a later list replaced, as after a 410 Gone.
 	Replaced int `json:"replaced"`
 	// Lists after the first one.
 	Relists int `json:"relists"`
-	// How much later than directly the events came: the median, and the most with its event.
+	// How much later than directly the events came, or the lists that replaced them: the median, and the
+	// most with its event.
 	LateMedian time.Duration `json:"lateMedian"`
 	LateMost   time.Duration `json:"lateMost"`
 	Latest     string        `json:"latest"`
@@ -84,18 +85,19 @@ func compareRecords(direct, through *record) difference {
 			continue
 		}
 		at, came := arrived[id]
-		switch {
-		case came:
-			found.Events++
-			late = append(late, at.Sub(event.at))
-			if late[len(late)-1] > found.LateMost {
-				found.LateMost, found.Latest = late[len(late)-1], id.String()
+		if !came {
+			list := replacement(through, event.version)
+			if list == nil {
+				found.Lost = name(found.Lost, id)
+				continue
 			}
-		case isReplaced(through, event.version):
 			found.Replaced++
-		default:
-			found.Events++
-			found.Lost = name(found.Lost, id)
+			at = list.at
+		}
+		found.Events++
+		late = append(late, at.Sub(event.at))
+		if late[len(late)-1] > found.LateMost {
+			found.LateMost, found.Latest = late[len(late)-1], id.String()
 		}
 	}
 	if len(late) > 0 {
@@ -103,7 +105,7 @@ func compareRecords(direct, through *record) difference {
 		found.LateMedian = late[len(late)/2]
 	}
 	for _, event := range through.events {
-		if event.version > start && !expected[event.identity()] && !isReplaced(direct, event.version) {
+		if event.version > start && !expected[event.identity()] && replacement(direct, event.version) == nil {
 			found.Unknown = name(found.Unknown, event.identity())
 		}
 	}
@@ -120,11 +122,14 @@ func compareRecords(direct, through *record) difference {
 	return found
 }
 
-// isReplaced tells whether a list after the first one stands for the event of this version.
-func isReplaced(record *record, version uint64) bool {
-	return slices.ContainsFunc(record.listings[1:], func(list listing) bool {
-		return list.after < version && version <= list.version
-	})
+// replacement returns the list after the first one that stands for the event of this version, if any.
+func replacement(record *record, version uint64) *listing {
+	for i := range record.listings[1:] {
+		if list := &record.listings[i+1]; list.after < version && version <= list.version {
+			return list
+		}
+	}
+	return nil
 }
 
 func name(named []string, id identity) []string {

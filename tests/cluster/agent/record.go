@@ -22,6 +22,7 @@ type listing struct {
 	version uint64
 	// The newest version that had been seen before. What lies between the two has no events.
 	after uint64
+	at    time.Time
 }
 
 // record keeps what one reflector receives. It is the reflector's store.
@@ -71,7 +72,7 @@ func (r *record) Replace(objects []any, listed string) error {
 		r.fault = err
 		return err
 	}
-	r.listings = append(r.listings, listing{version: version, after: r.newest})
+	r.listings = append(r.listings, listing{version: version, after: r.newest, at: time.Now()})
 	r.newest = max(r.newest, version)
 	r.state = make(map[string]uint64, len(objects))
 	for _, object := range objects {
@@ -90,6 +91,18 @@ func (r *record) fail(err error) {
 	defer r.lock.Unlock()
 	r.errors++
 	r.lastError = err.Error()
+}
+
+func (r *record) isListed() bool {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	return len(r.listings) > 0
+}
+
+func (r *record) lastFailure() string {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	return r.lastError
 }
 
 func identify(object any) (key string, version uint64, err error) {
