@@ -72,6 +72,17 @@ target() {
     printf '%s' "${CARGO_TARGET_DIR:-$shared}"
 }
 
+# The commit that `scenarios/upgrade` begins with: before settings moved from flags to the configuration
+# file. Take a later one when its chart can no longer be installed.
+earlier_commit=49ec9437
+
+# earlier_binary: kubefan of that commit, or KUBEFAN_TEST_EARLIER_BINARY
+earlier_binary() {
+    local found=${KUBEFAN_TEST_EARLIER_BINARY:-$programs/kubefan-$earlier_commit}
+    [ -x "$found" ] || return 1
+    printf '%s' "$found"
+}
+
 # kubefan_binary: KUBEFAN_TEST_BINARY, or the newest program that is built.
 kubefan_binary() {
     local found=${KUBEFAN_TEST_BINARY-}
@@ -199,7 +210,7 @@ remove_scenario() {
         kubectl --namespace "$namespace" delete pods --all --force --grace-period 0 >/dev/null 2>&1 || true
     done
     kubectl delete namespaces --ignore-not-found --timeout 60s "${namespaces[@]}" >/dev/null
-    kubectl delete clusterroles,clusterrolebindings --ignore-not-found agents pods-reader kubefan-sidecar >/dev/null
+    kubectl delete clusterroles,clusterrolebindings --ignore-not-found agents pods-reader kubefan-sidecar kubefan-sidecar-compared shop-admin >/dev/null 2>&1 || true
 }
 
 # nodes: the names of the nodes that run.

@@ -74,17 +74,23 @@ start_shop() {
     rolled_out deployment/web shop
 }
 
-# start_agents: an agent on each node, which compares what it sees directly and through kubefan
-start_agents() {
-    sed -e 's/#NAME/agent/; s/#HOST_NETWORK/false/; s/#PORT/8080/' "$cluster/agents.yaml" | kubectl apply --filename - >/dev/null
-    rolled_out daemonset/agent agents
-}
+# The objects that agents compare, with what a pod may be read as besides JSON.
+AGENTS_COMPARE="-protobuf=pods pods services configmaps endpointslices"
 
-# start_host_agents: the same in the network of the nodes
-start_host_agents() {
-    sed -e 's/#NAME/host-agent/; s/#HOST_NETWORK/true/; s/#PORT/8081/' "$cluster/agents.yaml" | kubectl apply --filename - >/dev/null
-    rolled_out daemonset/host-agent agents
+# agents NAME HOST_NETWORK PORT CA ARGUMENT…: an agent on each node, which compares what it sees directly
+# and through kubefan. CA is the ConfigMap with kubefan's.
+agents() {
+    local name=$1 host_network=$2 port=$3 ca=$4
+    shift 4
+    sed -e "s/#NAME/$name/; s/#HOST_NETWORK/$host_network/; s/#PORT/$port/; s/#CA/$ca/; s|#ARGUMENTS|$(printf ', "%s"' "$@")|" "$cluster/agents.yaml" |
+        kubectl apply --filename - >/dev/null
+    rolled_out "daemonset/$name" agents
 }
+# shellcheck disable=SC2086 # several arguments
+start_agents() { agents agent false 8080 kubefan-ca $AGENTS_COMPARE; }
+# In the network of the nodes.
+# shellcheck disable=SC2086
+start_host_agents() { agents host-agent true 8081 kubefan-ca $AGENTS_COMPARE; }
 
 # agent COMMAND…: the tool of the scenarios, as administrator.
 agent() { inside "$programs/agent" "$@"; }
