@@ -3,6 +3,7 @@
 # in which nothing of an earlier one is left. It ends with 0 if its promise holds, and says otherwise
 # what was seen.
 # shellcheck disable=SC2034 # the scenarios use its variables
+# shellcheck source=../lib.sh # as seen from a scenario
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # Where the scenario writes what it needs.
@@ -101,12 +102,22 @@ compare_agents() {
     agent collect --late "$LATE_MAX" "$@"
 }
 
+# in_background LOG COMMAND…: starts a command in the network of the control plane, which ends with the
+# scenario. Sets `started` to its process: a function in the background would be another one.
+started=
+in_background() {
+    local log=$1
+    shift
+    ip netns exec "$netns" "$@" >"$log" 2>&1 &
+    started=$!
+    on_exit "kill $started 2>/dev/null"
+}
+
 # start_writes: changes ConfigMaps and pods of the shop until stop_writes
 writer=
 start_writes() {
-    agent write --for 5m >"$work/writes.log" 2>&1 &
-    writer=$!
-    on_exit "kill $writer 2>/dev/null"
+    in_background "$work/writes.log" "$programs/agent" write --for 5m
+    writer=$started
 }
 stop_writes() {
     kill "$writer"
