@@ -16,6 +16,8 @@ images=$cache/images
 state=$cache/state
 certificates=$state/certificates
 export KUBECONFIG=$certificates/admin.kubeconfig
+# Most programs of the nodes are there, and not every user looks there.
+PATH=$PATH:/usr/sbin:/sbin
 
 # Addresses in namespaces of the network that have no way out: .1 is the control plane, .1N node N.
 node_network=10.99.0
@@ -26,6 +28,9 @@ netns=kubefan-cluster
 nodes_max=4
 # The nodes have the images already, so no registry answers to this name.
 registry=registry.example
+
+# Scenarios change their directory.
+if [ -n "${KUBEFAN_TEST_ASSETS-}" ]; then KUBEFAN_TEST_ASSETS=$(realpath "$KUBEFAN_TEST_ASSETS"); fi
 
 # Exit codes beside 0 and 1.
 readonly CANNOT_RUN=77 NOT_PREPARED=78

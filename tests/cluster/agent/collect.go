@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,12 +47,23 @@ func collect(ctx context.Context, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
+	// While objects change, some event is always on its way. So a problem counts if it is still there half
+	// a second later.
+	var text string
+	var before, lasting []string
+	events, polls := 0, 0
 	for {
 		found, err := reports(ctx, clients, *namespace, *selector, *exceptNode)
-		text, problems, events := judge(found, allowed)
-		if err == nil && len(problems) == 0 && events >= *minEvents {
-			fmt.Print(text)
-			return nil
+		if err == nil {
+			var problems []string
+			text, problems, events = judge(found, allowed)
+			lasting = slices.DeleteFunc(slices.Clone(problems), func(problem string) bool { return !slices.Contains(before, problem) })
+			before = problems
+			polls++
+			if polls > 1 && len(lasting) == 0 && events >= *minEvents {
+				fmt.Print(text)
+				return nil
+			}
 		}
 		select {
 		case <-time.After(500 * time.Millisecond):
@@ -59,13 +71,13 @@ func collect(ctx context.Context, args []string) error {
 		case <-ctx.Done():
 		}
 		fmt.Print(text)
-		for _, problem := range problems {
+		for _, problem := range lasting {
 			fmt.Println("PROBLEM:", problem)
 		}
-		if err != nil {
-			return err
+		if polls < 2 {
+			return fmt.Errorf("no reports: %w", err)
 		}
-		return fmt.Errorf("%d problems, %d events of at least %d", len(problems), events, *minEvents)
+		return fmt.Errorf("%d problems, %d events of at least %d", len(lasting), events, *minEvents)
 	}
 }
 
@@ -102,11 +114,11 @@ func judge(all map[string][]difference, allowed limits) (text string, problems [
 	var lines strings.Builder
 	for _, pod := range sorted(all) {
 		for _, found := range all[pod] {
-			fmt.Fprintf(&lines, "%s %s %s: %d events, %d lost, %d repeated, %d reordered, %d unknown; %d lists more, %d replaced; later by %.3f s (median), %.3f s (most); %d errors\n",
+			fmt.Fprintf(&lines, "%s %s %s: %d events, %d lost, %d repeated, %d reordered, %d unknown; %d lists more, %d replaced; later by %.3f s (median), %.3f s (most); %d answers of the cache, %d passed on, %d errors\n",
 				pod, found.Resource, found.Media, found.Events, len(found.Lost), len(found.Repeated), len(found.Reordered), len(found.Unknown),
-				found.Relists, found.Replaced, found.LateMedian.Seconds(), found.LateMost.Seconds(), found.Errors)
+				found.Relists, found.Replaced, found.LateMedian.Seconds(), found.LateMost.Seconds(), found.Cached, found.Forwarded, found.Errors)
 			events += found.Events
-			if problem := found.problem(allowed); problem != "" {
+			for _, problem := range found.problems(allowed) {
 				problems = append(problems, pod+" "+found.Resource+" "+found.Media+": "+problem)
 			}
 		}
@@ -114,12 +126,12 @@ func judge(all map[string][]difference, allowed limits) (text string, problems [
 	return lines.String(), problems, events
 }
 
-// problem returns what is wrong with a stream, or nothing.
-func (d difference) problem(allowed limits) string {
+// problems returns what is wrong with a stream, each event and object by itself.
+func (d difference) problems(allowed limits) []string {
 	var found []string
 	for what, named := range map[string][]string{"lost": d.Lost, "repeated": d.Repeated, "reordered": d.Reordered, "unknown": d.Unknown, "differs": d.Differs} {
-		if len(named) > 0 {
-			found = append(found, fmt.Sprintf("%s: %s", what, strings.Join(named[:min(len(named), 3)], ", ")))
+		for _, name := range named {
+			found = append(found, what+": "+name)
 		}
 	}
 	if allowed.late > 0 && d.LateMost > allowed.late {
@@ -128,5 +140,6 @@ func (d difference) problem(allowed limits) string {
 	if allowed.relists >= 0 && d.Relists > allowed.relists {
 		found = append(found, fmt.Sprintf("%d lists after the first one; last error: %s", d.Relists, d.LastError))
 	}
-	return strings.Join(found, "; ")
+	slices.Sort(found)
+	return found
 }

@@ -90,7 +90,9 @@ func compare(ctx context.Context, args []string) error {
 			if err := (source{direct, node}).follow(ctx, resource, media, pair.direct); err != nil {
 				return err
 			}
-			if err := (source{through, node}).follow(ctx, resource, media, pair.through); err != nil {
+			counted := rest.CopyConfig(through)
+			counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return &origin{next, pair.through} })
+			if err := (source{counted, node}).follow(ctx, resource, media, pair.through); err != nil {
 				return err
 			}
 			all = append(all, pair)
@@ -190,6 +192,27 @@ func (s source) typed(group string) (rest.Interface, error) {
 		return clients.CoreV1().RESTClient(), nil
 	}
 	return clients.DiscoveryV1().RESTClient(), nil
+}
+
+// origin counts where kubefan has its answers from. It marks those of its caches.
+type origin struct {
+	next http.RoundTripper
+	into *record
+}
+
+func (o *origin) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := o.next.RoundTrip(request)
+	if err != nil || response.StatusCode != http.StatusOK {
+		return response, err
+	}
+	o.into.lock.Lock()
+	defer o.into.lock.Unlock()
+	if response.Header.Get("Cache-Status") != "" {
+		o.into.cached++
+	} else {
+		o.into.forwarded++
+	}
+	return response, nil
 }
 
 // notedRequests counts the requests that fail, and logs all of them: a log of the pod shows when each

@@ -30,8 +30,12 @@ type difference struct {
 	LateMedian time.Duration `json:"lateMedian"`
 	LateMost   time.Duration `json:"lateMost"`
 	Latest     string        `json:"latest"`
-	Errors     int           `json:"errors"`
-	LastError  string        `json:"lastError"`
+	// Lists and watches that kubefan answered from its caches, and those that it passed on.
+	Cached    int `json:"cached"`
+	Forwarded int `json:"forwarded"`
+	// Requests that failed, and the last failure.
+	Errors    int    `json:"errors"`
+	LastError string `json:"lastError"`
 }
 
 // Findings that a report names; the rest is counted only.
@@ -53,7 +57,7 @@ func (i identity) String() string { return fmt.Sprintf("%s %s %d", i.kind, i.key
 // list that came later replaces the events since the newest version before it. Versions are numbers
 // that grow with each write, for objects of one resource (KEP 5504).
 func compareRecords(direct, through *record) difference {
-	found := difference{Errors: through.errors, LastError: through.lastError}
+	found := difference{Cached: through.cached, Forwarded: through.forwarded, Errors: through.errors, LastError: through.lastError}
 	if len(direct.listings) == 0 || len(through.listings) == 0 {
 		found.Differs = []string{fmt.Sprintf("no list yet: %d directly, %d through kubefan", len(direct.listings), len(through.listings))}
 		return found

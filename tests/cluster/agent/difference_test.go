@@ -24,8 +24,8 @@ func added(key string, version uint64) event { return event{kind: "ADDED", key: 
 
 func TestEqualRecordsDoNotDiffer(t *testing.T) {
 	found := compareRecords(recordOf(added("a", 11), added("b", 12)), recordOf(added("a", 11), added("b", 12)))
-	if problem := found.problem(limits{}); problem != "" || found.Events != 2 {
-		t.Errorf("%q, %d events", problem, found.Events)
+	if problems := found.problems(limits{}); len(problems) != 0 || found.Events != 2 {
+		t.Errorf("%q, %d events", problems, found.Events)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestAListReplacesTheEventsBeforeIt(t *testing.T) {
 	if found.Replaced != 2 || found.Relists != 1 || len(found.Lost) != 0 {
 		t.Errorf("%+v", found)
 	}
-	if problem := found.problem(limits{relists: 0}); problem == "" {
+	if len(found.problems(limits{relists: 0})) == 0 {
 		t.Error("a list that the limits do not allow is no problem")
 	}
 }
@@ -67,7 +67,7 @@ func TestLatenessIsMeasuredPerEvent(t *testing.T) {
 	direct, through := recordOf(added("a", 11), added("b", 12)), recordOf(added("a", 11), added("b", 12))
 	through.events[1].at = through.events[1].at.Add(7 * time.Second)
 	found := compareRecords(direct, through)
-	if found.LateMost != 7*time.Second || found.problem(limits{late: 5 * time.Second}) == "" {
+	if found.LateMost != 7*time.Second || len(found.problems(limits{late: 5 * time.Second})) == 0 {
 		t.Errorf("%+v", found)
 	}
 }

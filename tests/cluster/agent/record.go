@@ -36,6 +36,9 @@ type record struct {
 	// The errors of lists and watches, and the last of them.
 	errors    int
 	lastError string
+	// Answers of kubefan's caches, and answers that it passed on.
+	cached    int
+	forwarded int
 	// The first failure of this program itself.
 	fault error
 }
