@@ -194,7 +194,8 @@ func (s source) typed(group string) (rest.Interface, error) {
 	return clients.DiscoveryV1().RESTClient(), nil
 }
 
-// origin counts where kubefan has its answers from. It marks those of its caches.
+// origin counts where kubefan has its answers from. It marks those of its caches. Behind another
+// kubefan, an answer that was passed on has the mark of that one.
 type origin struct {
 	next http.RoundTripper
 	into *record
