@@ -28,6 +28,7 @@ run_page() {
                 ;;
             *--watch*)
                 # It goes on until it is stopped; its first lines show that it works.
+                rm -f "$work/watch.log"
                 typed "${command/kubectl/exec kubectl}" >"$work/watch.log" 2>&1 &
                 forwards+=($!)
                 within 20 "the watch has printed pods" grep -q coredns "$work/watch.log" || { cat "$work/watch.log" && return 1; }
