@@ -19,6 +19,11 @@ ln -s "$(realpath "$(kubefan_binary)")" "$work/bin/kubefan"
 LATE_MAX=5s
 # The pods of the chart's Deployment.
 REPLICAS=app.kubernetes.io/component=cluster
+# The pods of its DaemonSet.
+NODES=app.kubernetes.io/component=node
+# Flags of helm, with which pods of nodes read over gRPC: values.yaml names protobuf, which they cannot
+# read so (docs/deployments/node.md).
+JSON_ALONE=(--set "resources[2].encoding=json")
 # A scenario is stopped by `run` after its time; no wait of it is longer.
 WAIT_SECONDS=90
 
@@ -76,7 +81,8 @@ start_shop() {
 }
 
 # The objects that agents compare, with what a pod may be read as besides JSON.
-AGENTS_COMPARE="-protobuf=pods pods services configmaps endpointslices"
+AGENTS_COMPARE_JSON="pods services configmaps endpointslices"
+AGENTS_COMPARE="-protobuf=pods $AGENTS_COMPARE_JSON"
 
 # agents NAME HOST_NETWORK PORT CA ARGUMENT…: an agent on each node, which compares what it sees directly
 # and through kubefan. CA is the ConfigMap with kubefan's.
