@@ -126,7 +126,7 @@ start_writes() {
     writer=$started
 }
 stop_writes() {
-    kill "$writer"
+    kill "$writer" 2>/dev/null || true
     wait "$writer" || true
     tail -1 "$work/writes.log"
 }
