@@ -14,7 +14,7 @@ lose_power() {
     "$cluster/node" stop "$node"
     on_exit "[ -f '$state/$node/pid' ] || '$cluster/node' start $node"
     within "$WAIT_SECONDS" "Kubernetes notices it" kubectl wait "node/$node" --for=condition=Ready=Unknown --timeout=1s
-    compare_agents --except-node "$node" --min-events 200 --relists -1 "$@"
+    compare_agents --except-node "$node" --min-events 200 --relists 2 "$@"
 
     step "boot of $node"
     "$cluster/node" start "$node"
@@ -23,7 +23,7 @@ lose_power() {
     rolled_out deployment/kubefan
     [ "$namespace" = agents ] || rolled_out daemonset/kubefan-node
     stop_writes
-    compare_agents --min-events 500 --relists -1 "$@"
+    compare_agents --min-events 500 --relists 2 "$@"
 }
 
 # most_used_replica NAMESPACE READERS: the replica with the most readers on other nodes, and its node
