@@ -22,6 +22,9 @@ type limits struct {
 	late time.Duration
 	// Lists after the first one. Negative: any.
 	relists int
+	// Fewest events of each resource and media type at each agent; of pods at all agents together, because
+	// each has only those of its node.
+	eachMin int
 }
 
 func collect(ctx context.Context, args []string) error {
@@ -34,6 +37,7 @@ func collect(ctx context.Context, args []string) error {
 	allowed := limits{}
 	flags.DurationVar(&allowed.late, "late", 5*time.Second, "latest event that is allowed; 0: any")
 	flags.IntVar(&allowed.relists, "relists", 0, "lists that are allowed after the first one of each stream; -1: any")
+	flags.IntVar(&allowed.eachMin, "min-events-each", 3, "fewest compared events of each resource at each agent, or of pods at all agents together")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -112,15 +116,27 @@ func reports(ctx context.Context, clients kubernetes.Interface, namespace, selec
 // judge returns a line per stream, what is wrong, and how many events were compared.
 func judge(all map[string][]difference, allowed limits) (text string, problems []string, events int) {
 	var lines strings.Builder
+	ofPods := map[string]int{}
 	for _, pod := range sorted(all) {
 		for _, found := range all[pod] {
 			fmt.Fprintf(&lines, "%s %s %s: %d events, %d lost, %d repeated, %d reordered, %d unknown; %d lists more, %d replaced; later by %.3f s (median), %.3f s (most); %d answers of the cache, %d passed on, %d errors\n",
 				pod, found.Resource, found.Media, found.Events, len(found.Lost), len(found.Repeated), len(found.Reordered), len(found.Unknown),
 				found.Relists, found.Replaced, found.LateMedian.Seconds(), found.LateMost.Seconds(), found.Cached, found.Forwarded, found.Errors)
 			events += found.Events
+			if found.Resource == "pods" {
+				ofPods[found.Media] += found.Events
+			} else if found.Events < allowed.eachMin {
+				// Without the number, because a problem counts only if it stays the same.
+				problems = append(problems, fmt.Sprintf("%s %s %s: fewer than %d events", pod, found.Resource, found.Media, allowed.eachMin))
+			}
 			for _, problem := range found.problems(allowed) {
 				problems = append(problems, pod+" "+found.Resource+" "+found.Media+": "+problem)
 			}
+		}
+	}
+	for _, media := range sorted(ofPods) {
+		if ofPods[media] < allowed.eachMin {
+			problems = append(problems, fmt.Sprintf("pods %s: fewer than %d events at all agents together", media, allowed.eachMin))
 		}
 	}
 	return lines.String(), problems, events

@@ -19,8 +19,8 @@ import (
 // Objects that exist at the same time. Each is created, changed, and deleted when its number returns.
 const writtenObjects = 20
 
-// write creates, changes and deletes ConfigMaps, and annotates the pods of a namespace, until it is
-// stopped or its time is over. Failed writes are counted: they do not matter, because all agents
+// write creates, changes and deletes ConfigMaps, annotates the pods of a namespace, and once a second labels
+// its Service, whose labels its EndpointSlice gets, until it is stopped or its time is over. Failed writes are counted: they do not matter, because all agents
 // read what was written.
 func write(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("write", flag.ContinueOnError)
@@ -56,12 +56,24 @@ func write(ctx context.Context, args []string) error {
 			return nil
 		case <-ticker.C:
 		}
-		if err := writeOne(ctx, clients, *namespace, step); err != nil {
-			failed++
-		} else {
-			written++
+		writes := []error{writeOne(ctx, clients, *namespace, step)}
+		if step%*rate == 0 {
+			writes = append(writes, labelService(ctx, clients, *namespace, step))
+		}
+		for _, err := range writes {
+			if err != nil {
+				failed++
+			} else {
+				written++
+			}
 		}
 	}
+}
+
+func labelService(ctx context.Context, clients kubernetes.Interface, namespace string, step int) error {
+	change := fmt.Appendf(nil, `{"metadata":{"labels":{"step":"%d"}}}`, step)
+	_, err := clients.CoreV1().Services(namespace).Patch(ctx, "web", types.MergePatchType, change, metav1.PatchOptions{})
+	return err
 }
 
 func writeOne(ctx context.Context, clients kubernetes.Interface, namespace string, step int) error {
