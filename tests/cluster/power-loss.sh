@@ -23,7 +23,7 @@ lose_power() {
     rolled_out deployment/kubefan
     [ "$namespace" = agents ] || rolled_out daemonset/kubefan-node
     stop_writes
-    compare_agents --min-events 500 --relists 2 "$@"
+    compare_agents --booted-node "$node" --min-events 500 --relists 2 "$@"
 }
 
 # most_used_replica NAMESPACE READERS: the replica with the most readers on other nodes, and its node

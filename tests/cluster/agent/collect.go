@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,9 +30,11 @@ type limits struct {
 
 func collect(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("collect", flag.ContinueOnError)
-	namespace := flags.String("namespace", "agents", "namespace of the agents")
-	selector := flags.String("selector", "", "label selector of the agents")
-	exceptNode := flags.String("except-node", "", "node whose agents are not asked")
+	which := agents{}
+	flags.StringVar(&which.namespace, "namespace", "agents", "namespace of the agents")
+	flags.StringVar(&which.selector, "selector", "", "label selector of the agents")
+	flags.StringVar(&which.exceptNode, "except-node", "", "node whose agents are not asked")
+	flags.StringVar(&which.bootedNode, "booted-node", "", "node whose agents may have begun again")
 	within := flags.Duration("within", 20*time.Second, "time until nothing is pending")
 	minEvents := flags.Int("min-events", 1, "fewest compared events of all agents together")
 	allowed := limits{}
@@ -56,8 +59,13 @@ func collect(ctx context.Context, args []string) error {
 	var text string
 	var before, lasting []string
 	events, polls := 0, 0
+	// Why the agents could not be asked the last time.
+	var failure error
 	for {
-		found, err := reports(ctx, clients, *namespace, *selector, *exceptNode)
+		found, err := which.reports(ctx, clients)
+		if ctx.Err() == nil {
+			failure = err
+		}
 		if err == nil {
 			var problems []string
 			text, problems, events = judge(found, allowed)
@@ -78,26 +86,47 @@ func collect(ctx context.Context, args []string) error {
 		for _, problem := range lasting {
 			fmt.Println("PROBLEM:", problem)
 		}
-		if polls < 2 {
-			return fmt.Errorf("no reports: %w", err)
+		if failure != nil || polls < 2 {
+			return fmt.Errorf("the agents cannot be judged: %w", cmp.Or(failure, ctx.Err()))
 		}
 		return fmt.Errorf("%d problems, %d events of at least %d", len(lasting), events, *minEvents)
 	}
 }
 
+// agents says which pods are asked. There has to be one on each node, and it has to be as old as its
+// pod: another one would know nothing of what came before.
+type agents struct {
+	namespace, selector    string
+	exceptNode, bootedNode string
+}
+
 // reports returns the differences by pod.
-func reports(ctx context.Context, clients kubernetes.Interface, namespace, selector, exceptNode string) (map[string][]difference, error) {
-	pods, err := clients.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+func (a agents) reports(ctx context.Context, clients kubernetes.Interface) (map[string][]difference, error) {
+	nodes, err := clients.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pods, err := clients.CoreV1().Pods(a.namespace).List(ctx, metav1.ListOptions{LabelSelector: a.selector})
 	if err != nil {
 		return nil, err
 	}
 	all := map[string][]difference{}
+	// The agents of each DaemonSet.
+	counts := map[string]int{}
 	for _, pod := range pods.Items {
-		if pod.Spec.NodeName == exceptNode || pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil {
+		if pod.Spec.NodeName == a.exceptNode || pod.DeletionTimestamp != nil {
 			continue
 		}
+		if pod.Status.Phase != corev1.PodRunning {
+			return nil, fmt.Errorf("%s on %s is %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase)
+		}
+		for _, container := range pod.Status.ContainerStatuses {
+			if container.RestartCount > 0 && pod.Spec.NodeName != a.bootedNode {
+				return nil, fmt.Errorf("%s on %s has begun again %d times", container.Name, pod.Spec.NodeName, container.RestartCount)
+			}
+		}
 		// No port means the first one that the pod names.
-		body, err := clients.CoreV1().Pods(namespace).ProxyGet("http", pod.Name, "", "report", nil).DoRaw(ctx)
+		body, err := clients.CoreV1().Pods(a.namespace).ProxyGet("http", pod.Name, "", "report", nil).DoRaw(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("%s does not report: %w", pod.Name, err)
 		}
@@ -106,9 +135,19 @@ func reports(ctx context.Context, clients kubernetes.Interface, namespace, selec
 			return nil, err
 		}
 		all[pod.Spec.NodeName+" "+pod.Name] = found
+		counts[pod.Labels["app"]]++
 	}
 	if len(all) == 0 {
 		return nil, errors.New("no agent is running")
+	}
+	expected := len(nodes.Items)
+	if a.exceptNode != "" {
+		expected--
+	}
+	for app, count := range counts {
+		if count != expected {
+			return nil, fmt.Errorf("%d of %d agents called %s are running", count, expected, app)
+		}
 	}
 	return all, nil
 }
