@@ -59,6 +59,7 @@ func collect(ctx context.Context, args []string) error {
 	var text string
 	var before, lasting []string
 	events, polls := 0, 0
+	var all map[string][]difference
 	// Why the agents could not be asked the last time.
 	var failure error
 	for {
@@ -72,8 +73,9 @@ func collect(ctx context.Context, args []string) error {
 			lasting = slices.DeleteFunc(slices.Clone(problems), func(problem string) bool { return !slices.Contains(before, problem) })
 			before = problems
 			polls++
+			all = found
 			if polls > 1 && len(lasting) == 0 && events >= *minEvents {
-				fmt.Print(text)
+				fmt.Print(text, summary(all, lasting))
 				return nil
 			}
 		}
@@ -82,7 +84,7 @@ func collect(ctx context.Context, args []string) error {
 			continue
 		case <-ctx.Done():
 		}
-		fmt.Print(text)
+		fmt.Print(text, summary(all, lasting))
 		for _, problem := range lasting {
 			fmt.Println("PROBLEM:", problem)
 		}
@@ -179,6 +181,30 @@ func judge(all map[string][]difference, allowed limits) (text string, problems [
 		}
 	}
 	return lines.String(), problems, events
+}
+
+// summary returns a line about all streams, which `run` puts into its table. Events that were on their way
+// are not counted as lost.
+func summary(all map[string][]difference, lasting []string) string {
+	var lost, wrong, streams, events, relists int
+	var late time.Duration
+	for _, problem := range lasting {
+		switch {
+		case strings.Contains(problem, ": lost: "):
+			lost++
+		case strings.Contains(problem, ": repeated: "), strings.Contains(problem, ": reordered: "), strings.Contains(problem, ": unknown: "), strings.Contains(problem, ": differs: "):
+			wrong++
+		}
+	}
+	for _, found := range all {
+		for _, stream := range found {
+			streams++
+			events += stream.Events
+			relists = max(relists, stream.Relists)
+			late = max(late, stream.LateMost)
+		}
+	}
+	return fmt.Sprintf("in all: %d streams, %d events, %d lost, %d wrong, latest by %.2f s, most lists more %d\n", streams, events, lost, wrong, late.Seconds(), relists)
 }
 
 // problems returns what is wrong with a stream, each event and object by itself.
