@@ -33,7 +33,7 @@ registry=registry.example
 if [ -n "${KUBEFAN_TEST_ASSETS-}" ]; then KUBEFAN_TEST_ASSETS=$(realpath "$KUBEFAN_TEST_ASSETS"); fi
 
 # Exit codes beside 0 and 1.
-readonly CANNOT_RUN=77 NOT_PREPARED=78
+readonly IN_USE=75 CANNOT_RUN=77 NOT_PREPARED=78
 
 fail() {
     printf '%s: %s\n' "$script" "$*" >&2
@@ -160,6 +160,22 @@ check_prepared() {
     printf '%s: tests/cluster/prepare has not built: %s\n' "$script" "$(printf '%s, ' "${missing[@]}" | sed 's/, $//')" >&2
     exit "$NOT_PREPARED"
 }
+
+# lock_machine: takes the lock of this machine's cluster, as file 9, or ends with IN_USE. Its addresses and
+# namespaces are the machine's, so there is one for all clones and users. `run` holds it for what it
+# calls. Programs that stay must not hold it.
+lock_machine() {
+    [ -z "${KUBEFAN_CLUSTER_IS_LOCKED-}" ] || return 0
+    exec 9>/run/kubefan-cluster.lock
+    flock --nonblock 9 || in_use "another run starts, uses or ends the cluster of this machine"
+    export KUBEFAN_CLUSTER_IS_LOCKED=1
+}
+in_use() {
+    printf '%s: %s\n' "$script" "$*" >&2
+    exit "$IN_USE"
+}
+# refuse_second_cluster: ends with IN_USE if someone has started one.
+refuse_second_cluster() { ! compgen -G "/run/netns/$netns*" >/dev/null || in_use "a cluster is up: tests/cluster/down ends it"; }
 
 # make_image NAME:TAG OPTIONS FILE…: writes an image of one layer to standard output, in the format of
 # `docker save`, which `ctr images import` reads.
