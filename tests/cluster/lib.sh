@@ -144,11 +144,25 @@ check_machine() {
     exit "$CANNOT_RUN"
 }
 
-# check_prepared: ends with NOT_PREPARED, and names what is missing.
+# sources_of PROGRAM: a hash of the files that it is built from.
+sources_of() {
+    local module
+    case $1 in
+        agent | coredns) module=$1 ;;
+        kube-router) module=network-policy ;;
+        *) module=kubernetes ;;
+    esac
+    (cd "$cluster/$module" && find . -type f ! -name '*_test.go' -print0 | sort --zero-terminated | xargs --null sha256sum) | sha256sum
+}
+# is_current PROGRAM: whether it was built from the files that this clone has.
+is_current() { sources_of "$1" | cmp --silent - "$programs/$1.sources"; }
+
+# check_prepared: ends with NOT_PREPARED, and names what is missing. The agent changes more often than the
+# rest, and takes seconds, so an old one is built anew.
 check_prepared() {
     local missing=() name
-    for name in kubelet kube-controller-manager kube-proxy kube-scheduler coredns kube-router agent; do
-        [ -x "$programs/$name" ] || missing+=("$name")
+    for name in kubelet kube-controller-manager kube-proxy kube-scheduler coredns kube-router; do
+        [ -x "$programs/$name" ] && is_current "$name" || missing+=("$name")
     done
     for name in pause busybox coredns agent; do
         [ -f "$images/$name.tar" ] || missing+=("the image of $name")
@@ -156,6 +170,9 @@ check_prepared() {
     for name in etcd kube-apiserver kubectl helm; do
         test_asset "$name" >/dev/null || missing+=("$name")
     done
+    if [ ${#missing[@]} = 0 ]; then
+        is_current agent || timeout 300 "$cluster/prepare" --agent || missing+=(agent)
+    fi
     [ ${#missing[@]} = 0 ] && return
     printf '%s: tests/cluster/prepare has not built: %s\n' "$script" "$(printf '%s, ' "${missing[@]}" | sed 's/, $//')" >&2
     exit "$NOT_PREPARED"
