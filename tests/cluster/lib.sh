@@ -15,7 +15,11 @@ images=$cache/images
 # What a cluster writes: certificates, logs, etcd's data, the nodes' containers. `up` begins anew.
 state=$cache/state
 certificates=$state/certificates
+# The directories of the machine that nodes have made.
+made_directories=$state/made-directories
 export KUBECONFIG=$certificates/admin.kubeconfig
+# kubectl would write what it discovers to the user's.
+export KUBECACHEDIR=$state/kubectl
 # Most programs of the nodes are there, and not every user looks there.
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -199,10 +203,11 @@ refuse_second_cluster() { ! compgen -G "/run/netns/$netns*" >/dev/null || in_use
 #
 #   OPTIONS    JSON of the image's configuration, such as {"Entrypoint":["/kubefan"]}
 #   FILE       PATH=SOURCE is a file of the image, PATH->TARGET a symbolic link
-make_image() {
-    local reference=$1 options=$2 work file arch layer
+make_image() (
+    reference=$1 options=$2
     shift 2
     work=$(mktemp -d)
+    trap 'rm -r "$work"' EXIT
     mkdir -p "$work/files/tmp" "$work/image"
     chmod 1777 "$work/files/tmp"
     for file in "$@"; do
@@ -221,21 +226,20 @@ make_image() {
     printf '{"architecture":"%s","os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "$arch" "$options" "$layer" >"$work/image/config.json"
     printf '[{"Config":"config.json","RepoTags":["%s/%s"],"Layers":["layer.tar"]}]' "$registry" "$reference" >"$work/image/manifest.json"
     tar --create --directory "$work/image" manifest.json config.json layer.tar
-    rm -r "$work"
-}
+)
 
 # make_kubefan_image TAG BINARY: writes the image of a kubefan that is built already. A binary that is
 # not static gets the libraries of this machine beside it.
-make_kubefan_image() {
-    local tag=$1 binary=$2 work library libraries=()
+make_kubefan_image() (
+    tag=$1 binary=$2 libraries=()
     work=$(mktemp -d)
+    trap 'rm -r "$work"' EXIT
     strip --strip-debug -o "$work/kubefan" "$binary"
     while read -r library; do
         libraries+=("${library#/}=$library")
     done < <(ldd "$binary" 2>/dev/null | grep -o '/[^ ]*' || true)
     make_image "kubefan:$tag" '{"User":"65532:65532","Entrypoint":["/kubefan"],"Cmd":["serve"]}' "kubefan=$work/kubefan" "${libraries[@]}"
-    rm -r "$work"
-}
+)
 
 # import_image NODE FILE: gives an image to a node.
 import_image() { on_node "$1" ctr --namespace k8s.io images import "$2" >/dev/null; }
