@@ -124,13 +124,21 @@ within() {
     done
 }
 
+# The hierarchies in which a node has a cgroup.
+controllers=(cpu cpuacct cpuset memory devices freezer blkio pids systemd)
+# own_cgroup CONTROLLER: the cgroup of this process in its hierarchy
+own_cgroup() {
+    awk -F: -v wanted="$1" '{ sub("^name=", "", $2); n = split($2, names, ","); for (i = 1; i <= n; i++) if (names[i] == wanted) print $3 }' /proc/self/cgroup
+}
+
 # check_machine: ends with CANNOT_RUN, and names what is missing.
 check_machine() {
-    local missing=() packages=() need
+    local missing=() packages=() hierarchies=() need
     [ "$(id -u)" = 0 ] || missing+=("root")
     # The commands of a package; CNI's plugins have a directory of their own.
     for need in containerd:containerd ctr:containerd runc:runc iptables:iptables nft:nftables conntrack:conntrack ipset:ipset \
-        ethtool:ethtool busybox:busybox-static ip:iproute2 nsenter:util-linux openssl:openssl strip:binutils curl:curl; do
+        ethtool:ethtool busybox:busybox-static ip:iproute2 ss:iproute2 nsenter:util-linux setsid:util-linux flock:util-linux openssl:openssl \
+        strip:binutils curl:curl cmp:diffutils; do
         command -v "${need%:*}" >/dev/null || packages+=("${need#*:}")
     done
     [ -x /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
@@ -139,8 +147,13 @@ check_machine() {
         mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
         missing+=("packages (apt-get install --no-install-recommends ${packages[*]})")
     fi
-    # The nodes' containers are limited by it; in a unified hierarchy this has never been tried.
-    if ! grep -q memory /proc/self/cgroup || [ ! -w /sys/fs/cgroup/memory ]; then missing+=("cgroup v1 in /sys/fs/cgroup, writable"); fi
+    # In a unified hierarchy this has never been tried.
+    for need in "${controllers[@]}"; do
+        if [ -z "$(own_cgroup "$need")" ] || [ ! -w "/sys/fs/cgroup/$need" ]; then hierarchies+=("$need"); fi
+    done
+    [ ${#hierarchies[@]} = 0 ] || missing+=("cgroup v1 in /sys/fs/cgroup, writable, with the hierarchies ${hierarchies[*]}")
+    # Policies are enforced between pods of one node too.
+    [ -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || missing+=("the kernel module br_netfilter, loaded")
     unshare --net --mount --pid --uts --ipc --cgroup --fork true 2>/dev/null || missing+=("the right to make namespaces")
     [ ${#missing[@]} = 0 ] && return
     printf '%s: this machine cannot run the cluster, because it lacks:\n' "$script" >&2
