@@ -79,6 +79,9 @@ func compare(ctx context.Context, args []string) error {
 		config.QPS = -1
 	}
 	node := os.Getenv("NODE_NAME")
+	if err := awaitServer(ctx, *kubefan); err != nil {
+		return err
+	}
 	var all []*compared
 	for _, resource := range flags.Args() {
 		media := []string{mediaJSON}
@@ -120,6 +123,28 @@ func compare(ctx context.Context, args []string) error {
 		return err
 	}
 	return nil
+}
+
+// awaitServer returns when something accepts connections at the address of kubefan. A NetworkPolicy lets a
+// pod out some time after its start. A reflector that is refused waits before it asks again, and for longer
+// at its next failure, which would add to what a scenario measures.
+func awaitServer(ctx context.Context, address string) error {
+	network, host := "tcp", strings.TrimPrefix(address, "https://")+":443"
+	if path, isSocket := strings.CutPrefix(address, "unix:"); isSocket {
+		network, host = "unix", path
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	for {
+		connection, err := dialer.DialContext(ctx, network, host)
+		if err == nil {
+			return connection.Close()
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func reportOf(all []*compared) []difference {
