@@ -138,7 +138,7 @@ check_machine() {
     # The commands of a package; CNI's plugins have a directory of their own.
     for need in containerd:containerd ctr:containerd runc:runc iptables:iptables nft:nftables conntrack:conntrack ipset:ipset \
         ethtool:ethtool busybox:busybox-static ip:iproute2 ss:iproute2 nsenter:util-linux setsid:util-linux flock:util-linux openssl:openssl \
-        strip:binutils curl:curl cmp:diffutils; do
+        strip:binutils curl:curl cmp:diffutils pgrep:procps; do
         command -v "${need%:*}" >/dev/null || packages+=("${need#*:}")
     done
     [ -x /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
