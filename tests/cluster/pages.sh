@@ -42,8 +42,13 @@ run_page() {
     done 3<"$work/commands"
     stop_forwards
 }
-# typed COMMAND: replaces a subshell by the command, where the apiserver is
-typed() { cd "$work" && exec ip netns exec "$netns" env PATH="$work/bin:$PATH" "${helm_directories[@]}" bash -c "set -euo pipefail; $1"; }
+# typed COMMAND: replaces a subshell by the command, where the apiserver is. It can write only to what is the
+# cluster's: it comes from a page, and runs as root.
+typed() {
+    # shellcheck disable=SC2016 # variables of that shell
+    exec ip netns exec "$netns" bash -c 'mount --bind "$1" "$1" && mount --options remount,bind,ro / && cd "$2" && shift 2 && exec "$@"' \
+        typed "$state" "$work" env PATH="$work/bin:$PATH" "${helm_directories[@]}" bash -c "set -euo pipefail; $1"
+}
 # answers PORT
 answers() { inside bash -c "exec 9<>/dev/tcp/127.0.0.1/$1"; }
 is_free() { ! answers "$1"; }
