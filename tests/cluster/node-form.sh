@@ -3,10 +3,11 @@
 # shellcheck source=../pages.sh # as seen from a scenario
 . "$cluster/pages.sh"
 
-# play_node_form SERVER [FLAG…]: with flags of helm, with which pods of nodes read at SERVER
+# play_node_form SERVER RELISTS [FLAG…]: with flags of helm, with which pods of nodes read at SERVER. A client
+# may list RELISTS times more.
 play_node_form() {
-    local server=$1
-    shift
+    local server=$1 relists=$2
+    shift 2
     install_kubefan "$@"
     start_shop
     start_agents
@@ -19,7 +20,7 @@ play_node_form() {
     pods_ended "$REPLICAS"
     # Before the agents begin again, because they would forget what they have seen. A replica that has begun
     # again knows no state of an older version for a selector, so client-go may list.
-    compare_agents --min-events 100 --relists 2
+    compare_agents --min-events 100 --relists "$relists"
     assert_nodes_read_at "$server"
     run_page deployments/node.md Verify
 
@@ -29,14 +30,14 @@ play_node_form() {
     # client-go lists again after a watch that ended in its first second, or that was passed on to a replica
     # that ends.
     sleep 10
-    compare_agents --min-events 100 --relists 2
+    compare_agents --min-events 100 --relists "$relists"
 
     step "node form to cluster form"
     helm upgrade kubefan "$chart" --namespace kubefan --reuse-values --set node.enabled=false >/dev/null
     rolled_out deployment/kubefan
     pods_ended app.kubernetes.io/name=kubefan
     stop_writes
-    compare_agents --min-events 300 --relists 2
+    compare_agents --min-events 300 --relists "$relists"
 }
 
 # assert_nodes_read_at SERVER: the pods of nodes list and watch there
