@@ -48,6 +48,7 @@ func collect(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	config.QPS = -1
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
