@@ -17,27 +17,27 @@ import (
 	"kubefan.dev/clients/go/internal/cluster"
 )
 
-// history has the events of a watch as words, and the sides of its client.
-type history struct {
+// watchHistory has the events of a watch as words, and the sides of its client.
+type watchHistory struct {
 	mu     sync.Mutex
 	events []string
 	side   kubefan.Side
 }
 
-func (h *history) add(event string) {
+func (h *watchHistory) add(event string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.events = append(h.events, event)
 }
 
-func (h *history) onSide(side kubefan.Side, _ string) {
+func (h *watchHistory) onSide(side kubefan.Side, _ string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.side = side
 }
 
 // until waits until the history has a number of events, and the client is on this side.
-func (h *history) until(t *testing.T, what string, count int, side kubefan.Side) {
+func (h *watchHistory) until(t *testing.T, what string, count int, side kubefan.Side) {
 	t.Helper()
 	begin, ticker := time.Now(), time.NewTicker(10*time.Millisecond)
 	defer ticker.Stop()
@@ -63,7 +63,7 @@ func TestAWatchOverKubefansOutagesHasTheEventsOfAStraightWatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := &history{}
+	seen := &watchHistory{}
 	client := connect(t, fan.Address, kubefan.Options{
 		Apiserver: straight, Budget: kubefan.Budget{Clients: 1, StartsPerSecond: 5}, OnSide: seen.onSide,
 	})
