@@ -22,7 +22,7 @@ impl Forwarding {
             upgrades: config.passthrough.upgrades,
             hosts: config.serving.allowed_hosts.clone(),
             per_identity_max: config.passthrough.requests_max_per_identity,
-            is_to_kubefan: config.upstream.source.is_some(),
+            is_to_kubefan: config.upstream.forwards_to_kubefan(),
         };
         Arc::new(Forwarder::new(self.passthrough, options, seed(), metrics.clone()))
     }

@@ -39,7 +39,12 @@ pub fn from_config(config: &ServeConfig, connections_max: usize) -> ServerOption
         consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
         feature_gates: config.serving.feature_gates,
         gzip: config.serving.gzip,
-        fallback_starts_per_second: config.serving.fallback_starts_per_second,
+        // Behind another kubefan nobody here knows how many others are.
+        fallback_starts_per_second: config
+            .upstream
+            .source
+            .is_none()
+            .then_some(config.serving.fallback_starts_per_second),
         trusted_proxies: config.serving.trusted_proxies.clone(),
         narrowed_by: config.upstream.field_selector.clone().unwrap_or_default(),
         guard: config.serving.tls.is_none().then(|| guard(config, &config.serving.listen)),

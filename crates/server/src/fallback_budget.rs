@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Tells the budget: a Dictionary (RFC 9651). Over gRPC it is initial metadata of this name.
 pub const KUBEFAN_FALLBACK: HeaderName = HeaderName::from_static("kubefan-fallback");
@@ -22,13 +22,14 @@ pub struct FallbackBudget {
     own_clients: OwnClients,
     /// Clients of the other replicas, as far as they are known.
     other_clients: AtomicU64,
-    /// Requests that all clients together may start per second.
-    starts_per_second: u32,
+    /// Requests that all clients together may start per second. `None` if their number is not
+    /// known, so that nothing is told.
+    starts_per_second: Option<u32>,
 }
 
 impl FallbackBudget {
     /// Returns the budget of the clients of this replica, and of no other one yet.
-    pub fn new(own_clients: OwnClients, starts_per_second: u32) -> Self {
+    pub fn new(own_clients: OwnClients, starts_per_second: Option<u32>) -> Self {
         Self { own_clients, other_clients: AtomicU64::new(0), starts_per_second }
     }
 
@@ -37,12 +38,14 @@ impl FallbackBudget {
         self.other_clients.store(clients, Ordering::Relaxed);
     }
 
-    /// Returns the value of [`KUBEFAN_FALLBACK`]. The client that gets it is one of the clients.
-    pub fn value(&self) -> HeaderValue {
+    /// Sets [`KUBEFAN_FALLBACK`]. The client that gets it is one of the clients.
+    pub fn put(&self, headers: &mut HeaderMap) {
+        let Some(rate) = self.starts_per_second else { return };
         let own = (self.own_clients)() as u64;
         let clients = own.saturating_add(self.other_clients.load(Ordering::Relaxed)).max(1);
-        let value = HeaderValue::try_from(format!("clients={clients}, rate={}", self.starts_per_second));
-        value.unwrap_or(HeaderValue::from_static("clients=1, rate=1"))
+        if let Ok(value) = HeaderValue::try_from(format!("clients={clients}, rate={rate}")) {
+            headers.insert(KUBEFAN_FALLBACK, value);
+        }
     }
 }
 
@@ -56,13 +59,25 @@ mod tests {
     fn a_client_is_told_how_many_share_how_many_starts() {
         let own = Arc::new(AtomicUsize::new(0));
         let counted = own.clone();
-        let budget = FallbackBudget::new(Arc::new(move || counted.load(Ordering::Relaxed)), 50);
-        assert_eq!(budget.value(), "clients=1, rate=50", "the first client is not counted yet");
+        let budget = FallbackBudget::new(Arc::new(move || counted.load(Ordering::Relaxed)), Some(50));
+        let told = || told(&budget).expect("a budget");
+        assert_eq!(told(), "clients=1, rate=50", "the first client is not counted yet");
         own.store(20, Ordering::Relaxed);
-        assert_eq!(budget.value(), "clients=20, rate=50");
+        assert_eq!(told(), "clients=20, rate=50");
         budget.set_other_clients(2980);
-        assert_eq!(budget.value(), "clients=3000, rate=50");
+        assert_eq!(told(), "clients=3000, rate=50");
         budget.set_other_clients(u64::MAX);
-        assert_eq!(budget.value(), format!("clients={}, rate=50", u64::MAX).as_str());
+        assert_eq!(told(), format!("clients={}, rate=50", u64::MAX));
+    }
+
+    #[test]
+    fn nothing_is_told_if_nobody_knows_all_clients() {
+        assert_eq!(told(&FallbackBudget::new(Arc::new(|| 3), None)), None);
+    }
+
+    fn told(budget: &FallbackBudget) -> Option<HeaderValue> {
+        let mut headers = HeaderMap::new();
+        budget.put(&mut headers);
+        headers.remove(KUBEFAN_FALLBACK)
     }
 }

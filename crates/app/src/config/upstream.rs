@@ -96,6 +96,14 @@ fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> 
     Ok(UpstreamSettings { kubeconfig: options.kubeconfig.clone(), context: options.context.clone() })
 }
 
+impl UpstreamConfig {
+    /// Whether requests are forwarded to the kubefan at `--upstream`: if `--kubeconfig` and it name
+    /// the same file. Otherwise `--kubeconfig` may lead to the apiserver.
+    pub fn forwards_to_kubefan(&self) -> bool {
+        matches!(&self.source, Some(SourceSettings::Http(source)) if source.kubeconfig == self.settings.kubeconfig)
+    }
+}
+
 fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>, ConfigError> {
     let options = options.clone();
     next_kubefan::source(next_kubefan::Given {

@@ -41,12 +41,7 @@ use super::{
     status::Failure,
     watch::DefaultTimeouts,
 };
-use crate::{
-    fallback_budget::{FallbackBudget, KUBEFAN_FALLBACK},
-    reader::Reader,
-    request_caller::RequestCaller,
-    watch::OpenedWatch,
-};
+use crate::{fallback_budget::FallbackBudget, reader::Reader, request_caller::RequestCaller, watch::OpenedWatch};
 
 /// The Kubernetes API.
 pub struct KubeApi {
@@ -138,7 +133,7 @@ impl KubeApi {
             put_id(id, response.headers_mut());
             put_proxy_status(response);
             if answered_by(response) == AnsweredBy::Cache {
-                response.headers_mut().insert(KUBEFAN_FALLBACK, self.budget.value());
+                self.budget.put(response.headers_mut());
             }
         }
         let (code, by) = match &answer {

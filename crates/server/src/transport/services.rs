@@ -77,8 +77,8 @@ pub struct ServerOptions {
     /// Whether responses over HTTP are compressed for clients that accept gzip.
     pub gzip: bool,
     /// Requests that all clients together may start at the apiserver per second while kubefan is
-    /// away.
-    pub fallback_starts_per_second: u32,
+    /// away. `None` if this server does not know all clients.
+    pub fallback_starts_per_second: Option<u32>,
     /// Proxies whose `X-Forwarded-For` names their clients.
     pub trusted_proxies: Vec<IpNet>,
     /// The field selector of the caches; objects that it does not select are not cached.

@@ -20,6 +20,7 @@ use tower::service_fn;
 
 use super::*;
 use crate::{
+    fallback_budget::KUBEFAN_FALLBACK,
     kube::{
         allowed_hosts::AllowedHosts,
         forward::{ForwardOptions, Forwarder},
@@ -65,7 +66,7 @@ fn forwarder(credentials: Credentials) -> Arc<Forwarder> {
 }
 
 fn budget() -> Arc<FallbackBudget> {
-    Arc::new(FallbackBudget::new(Arc::new(|| 3), 50))
+    Arc::new(FallbackBudget::new(Arc::new(|| 3), Some(50)))
 }
 
 /// Opens a watch with bookmarks from version 430 on, of a cache with one pod at that version.

@@ -20,7 +20,6 @@ use super::{
 };
 use crate::{
     client_info::ClientInfo,
-    fallback_budget::KUBEFAN_FALLBACK,
     grpc::call,
     kube::{
         answer::{Answer, FromUpstream},
@@ -179,7 +178,7 @@ async fn respond(
         Answer::Response(response) => response,
         Answer::Watch(opened) => {
             let mut response = WatchBody::response(*opened, connection_waker, stall_timeout, &open, needs);
-            response.headers_mut().insert(KUBEFAN_FALLBACK, services.budget.value());
+            services.budget.put(response.headers_mut());
             response
         }
     };

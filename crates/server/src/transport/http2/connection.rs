@@ -54,7 +54,6 @@ use super::{
 };
 use crate::{
     client_info::ClientInfo,
-    fallback_budget::KUBEFAN_FALLBACK,
     grpc::{audited, call},
     kube::answer::WatchHeaders,
     transport::{
@@ -251,7 +250,7 @@ impl<T: Io> Connection<T> {
                 WatchHeaders::of(&opened, media).put(response.headers_mut());
             }
         }
-        response.headers_mut().insert(KUBEFAN_FALLBACK, self.services.budget.value());
+        self.services.budget.put(response.headers_mut());
         opened.record.put_id(response.headers_mut());
         let Ok(send) = respond.send_response(response, false) else { return };
         let id = send.stream_id().as_u32();

@@ -26,7 +26,6 @@ use tower::Service;
 
 use super::{arrival::Arrival, payload::Payload};
 use crate::{
-    fallback_budget::KUBEFAN_FALLBACK,
     grpc::{audited, call, status},
     transport::{
         limits::BATCH_BYTES_MAX,
@@ -178,7 +177,7 @@ pub async fn serve_router(
     put_id(id, response.headers_mut());
     let is_refused = response.extensions().get::<Status>().is_some();
     if is_of_watch_service && !is_refused {
-        response.headers_mut().insert(KUBEFAN_FALLBACK, services.budget.value());
+        services.budget.put(response.headers_mut());
     }
     let limits = ResponseLimits { deadline_at, stall_timeout: Some(services.options.snapshot_stall_timeout) };
     self::respond(response, respond, limits, OnCutOff::GrpcStatus, &services.readers, ended).await;
