@@ -5,6 +5,8 @@ import "time"
 const (
 	// BusyMax is for how long kubefan may answer nothing but "later" before it counts as away.
 	BusyMax = 10 * time.Second
+	// BusyPause is the longest time between two "later" in a row. Clients retry within a minute.
+	BusyPause = 2 * time.Minute
 	// HoldMin is for how long kubefan must be healthy before reads return to it.
 	HoldMin = 30 * time.Second
 	// HoldMax limits the hold of a kubefan that fails soon after each return.
@@ -41,6 +43,8 @@ type Machine struct {
 	epoch uint64
 	// busySince is the time of the first "later" in a row. Zero: the last answer was another.
 	busySince time.Time
+	// busyAt is the time of the last "later".
+	busyAt time.Time
 	// returnedAt is the time of the last return.
 	returnedAt time.Time
 	// healthySince is the time of the first probe in a row that was answered.
@@ -73,9 +77,11 @@ func (m *Machine) Busy(now time.Time, epoch uint64) {
 	if m.side != Healthy || epoch != m.epoch {
 		return
 	}
-	if m.busySince.IsZero() {
+	// Messages of open streams are no answers here, so only time can end an old row.
+	if m.busySince.IsZero() || now.Sub(m.busyAt) > BusyPause {
 		m.busySince = now
 	}
+	m.busyAt = now
 	if now.Sub(m.busySince) >= BusyMax {
 		m.Failed(now, epoch)
 	}

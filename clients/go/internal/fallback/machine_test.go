@@ -63,6 +63,12 @@ func TestBusyForLongIsAway(t *testing.T) {
 	s.after(BusyMax).isBusy().is(Away)
 }
 
+func TestTwoBusyAnswersFarApartAreNoOutage(t *testing.T) {
+	s := newSteps(t).isBusy().after(BusyPause + 1).isBusy().is(Healthy).after(BusyMax - 1).isBusy().is(Healthy)
+	s.after(1).isBusy().is(Away)
+	newSteps(t).isBusy().after(BusyPause).isBusy().is(Away)
+}
+
 func TestAnOldFailureBeginsNoOutage(t *testing.T) {
 	s := newSteps(t)
 	old := s.machine.epoch
