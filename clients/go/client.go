@@ -139,7 +139,8 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 	return made, nil
 }
 
-// Close ends the connection and with it all watches of kubefan.
+// Close ends the connection and with it all watches of kubefan. With an Apiserver it also ends those at
+// the apiserver, and the reads that wait for a start: each watch returns context.Canceled.
 func (c *Client) Close() error {
 	if c.fallback != nil {
 		c.fallback.monitor.Close()

@@ -162,6 +162,9 @@ func (c *Client) isServing(ctx context.Context) bool {
 
 // note notes the outcome of a call to kubefan that was made in this epoch.
 func (f *fallbackReads) note(err *Error, epoch uint64) verdict {
+	if f.monitor.Closed().Err() != nil {
+		return verdictAnswered
+	}
 	found := verdictOf(err)
 	f.monitor.Note(fmt.Sprint(err), func(machine *fallback.Machine, now time.Time) {
 		switch found {
@@ -174,6 +177,14 @@ func (f *fallbackReads) note(err *Error, epoch uint64) verdict {
 		}
 	})
 	return found
+}
+
+// untilClosed is a context that also ends with the client.
+func (f *fallbackReads) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	forget := context.AfterFunc(f.monitor.Closed(), cancel)
+	context.AfterFunc(ctx, func() { forget() })
+	return ctx, cancel
 }
 
 // learn reads the budget that kubefan tells.
@@ -262,14 +273,25 @@ func (c *Client) readEither(ctx context.Context, read *eitherRead) error {
 		} else {
 			changed = view.Changed
 		}
-		isAdmitted, err := c.fallback.waitForStart(ctx, false, changed)
-		if err != nil {
+		isMade, err := c.readDirect(ctx, read, changed)
+		if isMade || err != nil {
 			return err
 		}
-		if isAdmitted {
-			return read.direct(ctx)
-		}
 	}
+}
+
+// readDirect makes a read at the apiserver. It returns false if kubefan is to be asked first.
+func (c *Client) readDirect(ctx context.Context, read *eitherRead, changed <-chan struct{}) (isMade bool, err error) {
+	ctx, cancel := c.fallback.untilClosed(ctx)
+	defer cancel()
+	isAdmitted, err := c.fallback.waitForStart(ctx, false, changed)
+	if err != nil || !isAdmitted {
+		return false, err
+	}
+	if c.fallback.monitor.Closed().Err() != nil {
+		return false, context.Canceled
+	}
+	return true, read.direct(ctx)
 }
 
 // errNoAnswer is the cause of a call that ends without an answer.

@@ -65,7 +65,11 @@ func (c *Client) Watch(ctx context.Context, target Target, options WatchOptions)
 	if options.DeltaBaseBytesMax <= 0 {
 		options.DeltaBaseBytesMax = DeltaBaseBytesMax
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	open := context.WithCancel
+	if c.fallback != nil {
+		open = c.fallback.untilClosed
+	}
+	ctx, cancel := open(ctx)
 	watch := &WatchStream{
 		client: c, target: target, options: options, ctx: ctx, cancel: cancel,
 		resumeVersion: options.ResourceVersion, cluster: options.Cluster, backoff: newBackoff(options.Backoff),

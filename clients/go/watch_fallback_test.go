@@ -2,6 +2,7 @@ package kubefan
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -287,6 +288,44 @@ func TestListsAndGetsAreMadeAtTheApiserverToo(t *testing.T) {
 		t.Fatal(got, err)
 	}
 	check(t, s.apiserver.asked(), "list", "get x")
+}
+
+func TestCloseEndsAWatchAtTheApiserverAndStartsNoOther(t *testing.T) {
+	leaks.Check(t)
+	apiserver := &fakeApiserver{}
+	s := newScene(t, scripted.Start(t, gone), apiserver, WatchOptions{ResourceVersion: "5"})
+	check(t, s.words(t, 2), "Disconnected", "Reconnected")
+	if err := s.client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.watch.Next(); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := s.client.List(t.Context(), Target{Resource: "pods"}, ReadOptions{}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	check(t, apiserver.asked(), "watch 5")
+}
+
+func TestCloseOfAClientIsNoOutage(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(10)})
+	s := newScene(t, server, &fakeApiserver{}, WatchOptions{})
+	check(t, s.words(t, 2), "SnapshotBegin", "SnapshotEnd 10")
+	if err := s.client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := s.watch.Next(); err != nil {
+			if !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			break
+		}
+	}
+	if side, asked := s.client.fallback.monitor.Side(), s.apiserver.asked(); side != fallback.Healthy || len(asked) > 0 {
+		t.Error(side, asked)
+	}
 }
 
 func TestTheBudgetOfKubefanReplacesTheOptions(t *testing.T) {

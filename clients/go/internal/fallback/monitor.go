@@ -73,6 +73,10 @@ func (m *Monitor) Side() Side {
 func (m *Monitor) Note(reason string, step func(machine *Machine, now time.Time)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.ctx.Err() != nil {
+		// The end of the client's own connection says nothing about kubefan.
+		return
+	}
 	before := m.machine.side
 	step(&m.machine, m.settings.Clock.Now())
 	after := m.machine.side
@@ -86,7 +90,10 @@ func (m *Monitor) Note(reason string, step func(machine *Machine, now time.Time)
 	}
 }
 
-// Close ends the probes.
+// Closed is the context that Close ends.
+func (m *Monitor) Closed() context.Context { return m.ctx }
+
+// Close ends the probes and all changes of the side.
 func (m *Monitor) Close() {
 	m.cancel()
 	m.mu.Lock()
