@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -49,8 +50,11 @@ type server struct {
 	places map[string]place
 }
 
+// errPlain is the error of a configuration that would show its credentials to the network.
+var errPlain = errors.New("the address of the apiserver is http://, which must not get credentials")
+
 // New returns the apiserver of a configuration, such as that of rest.InClusterConfig. It has the
-// credentials, the TLS options and the wrappers of the configuration. No request is sent yet.
+// credentials, the TLS options and the wrappers of the configuration. Credentials need https://. No request is sent yet.
 func New(config *rest.Config) (kubefan.Apiserver, error) {
 	own := rest.CopyConfig(config)
 	// A limit for whole requests would end watches.
@@ -59,11 +63,24 @@ func New(config *rest.Config) (kubefan.Apiserver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the address of the apiserver: %w", err)
 	}
+	if base.Scheme != "https" && hasCredentials(own) {
+		return nil, errPlain
+	}
 	client, err := rest.HTTPClientFor(own)
 	if err != nil {
 		return nil, fmt.Errorf("the HTTP client of the apiserver: %w", err)
 	}
-	return &server{client: client, base: strings.TrimSuffix(base.String(), "/"), places: map[string]place{}}, nil
+	// The client may be a shared one.
+	once := *client
+	// client-go adds the token to each request, also to one that is redirected to another host.
+	once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &server{client: &once, base: strings.TrimSuffix(base.String(), "/"), places: map[string]place{}}, nil
+}
+
+// hasCredentials tells whether requests have a token or a password. A certificate is sent over TLS only.
+func hasCredentials(config *rest.Config) bool {
+	return config.BearerToken != "" || config.BearerTokenFile != "" || config.Username != "" ||
+		config.Password != "" || config.AuthProvider != nil || config.ExecProvider != nil
 }
 
 // List returns the present state.

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -38,9 +39,14 @@ func (f *fake) ServeHTTP(writer http.ResponseWriter, request *http.Request) {
 func start(t *testing.T, answer http.HandlerFunc) (*fake, kubefan.Apiserver) {
 	t.Helper()
 	made := &fake{answer: answer}
-	server := httptest.NewServer(made)
+	server := httptest.NewTLSServer(made)
 	t.Cleanup(server.Close)
-	client, err := New(&rest.Config{Host: server.URL + "/prefix", BearerToken: "own"})
+	client, err := New(&rest.Config{
+		Host: server.URL + "/prefix", BearerToken: "own",
+		TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{
+			Type: "CERTIFICATE", Bytes: server.Certificate().Raw,
+		})},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +80,35 @@ func TestAListHasObjectsAsAWatchHasThemAndAllOfItsVersion(t *testing.T) {
 	wanted := "/prefix/api/v1/namespaces/n/configmaps?fieldSelector=metadata.name%3Da&labelSelector=x%3Dy"
 	if !slices.Equal(server.requests, []string{wanted}) {
 		t.Error(server.requests)
+	}
+}
+
+func TestCredentialsNeedTLS(t *testing.T) {
+	for _, config := range []*rest.Config{
+		{BearerToken: "own"}, {BearerTokenFile: "/token"}, {Username: "own", Password: "own"},
+	} {
+		config.Host = "http://localhost:1"
+		if _, err := New(config); !errors.Is(err, errPlain) {
+			t.Error(config, err)
+		}
+	}
+	if _, err := New(&rest.Config{Host: "http://localhost:1"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARedirectDoesNotBringTheTokenToAnotherHost(t *testing.T) {
+	asked := make(chan string, 10)
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, request *http.Request) {
+		asked <- request.Header.Get("Authorization")
+	}))
+	t.Cleanup(other.Close)
+	_, client := start(t, func(writer http.ResponseWriter, request *http.Request) {
+		http.Redirect(writer, request, other.URL, http.StatusFound)
+	})
+	_, err := client.List(t.Context(), kubefan.ApiserverRead{Target: kubefan.Target{Resource: "pods"}})
+	if err == nil || len(asked) > 0 {
+		t.Error(err, len(asked))
 	}
 }
 
