@@ -13,7 +13,8 @@ import (
 // into two. So each client has one start in each window, and the first window begins at a random
 // moment. All clients together then stay within the rate of the budget, without knowing of each
 // other. A read whose caller has a state waits for one window more, so that those without a state
-// go first, in the whole fleet and in each client.
+// go first, in the whole fleet and in each client. One that they have overtaken for two windows takes
+// turns with them: a program that reads again and again would otherwise keep its watches from resuming.
 type Gate struct {
 	clock  Clock
 	random func() float64
@@ -26,12 +27,18 @@ type Gate struct {
 	laterFrom time.Time
 	// first and later are those that wait: without and with a state.
 	first, later []*start
+	// wasLater: the last start was one with a state.
+	wasLater bool
 	// timer is set while some wait.
 	timer *timer
 }
 
 // start is a read that waits for its moment.
-type start struct{ admitted chan struct{} }
+type start struct {
+	admitted chan struct{}
+	// overtakenUntil is the time until which reads of callers without a state go first.
+	overtakenUntil time.Time
+}
 
 // timer runs once, unless it is replaced.
 type timer struct {
@@ -70,9 +77,9 @@ func (g *Gate) Wait(ctx context.Context, hasState bool, changed <-chan struct{})
 func (g *Gate) enter(hasState bool) *start {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	made := &start{admitted: make(chan struct{})}
-	if now := g.clock.Now(); g.isIdle() && !now.Before(g.next) {
-		window := g.budget.Window()
+	now, window := g.clock.Now(), g.budget.Window()
+	made := &start{admitted: make(chan struct{}), overtakenUntil: now.Add(2 * window)}
+	if g.isIdle() && !now.Before(g.next) {
 		g.next = now.Add(time.Duration(g.random() * float64(window)))
 		g.laterFrom = g.next.Add(window)
 	}
@@ -124,13 +131,22 @@ func (g *Gate) admit(due *timer) {
 		return
 	}
 	g.timer = nil
+	now := g.clock.Now()
+	close(g.take(now).admitted)
+	// Not from due.at: a start that came late would be followed by the next one at once.
+	g.next = now.Add(g.budget.Window())
+	g.arm()
+}
+
+// take removes the start that is next.
+func (g *Gate) take(now time.Time) *start {
+	isOverdue := len(g.later) > 0 && !now.Before(g.laterFrom) && !now.Before(g.later[0].overtakenUntil) && !g.wasLater
+	g.wasLater = isOverdue || len(g.first) == 0
 	from := &g.first
-	if len(*from) == 0 {
+	if g.wasLater {
 		from = &g.later
 	}
-	close((*from)[0].admitted)
+	passing := (*from)[0]
 	*from = (*from)[1:]
-	// Not from due.at: a start that came late would be followed by the next one at once.
-	g.next = g.clock.Now().Add(g.budget.Window())
-	g.arm()
+	return passing
 }

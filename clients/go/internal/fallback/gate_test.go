@@ -63,6 +63,22 @@ func TestACallerWithAStateLeavesTheFirstWindowToTheOthers(t *testing.T) {
 	}
 }
 
+func TestOneWithAStateIsNotOvertakenForEver(t *testing.T) {
+	gate, clock := gateAt(0, second)
+	later := []*start{gate.enter(true), gate.enter(true)}
+	firsts := []*start{}
+	for range 8 {
+		firsts = append(firsts, gate.enter(false), gate.enter(false))
+		clock.Advance(time.Second)
+	}
+	if !isAdmitted(later[0]) || !isAdmitted(later[1]) {
+		t.Error("a watch starves")
+	}
+	if passed := len(firsts) - len(slices.DeleteFunc(firsts, isAdmitted)); passed < 5 {
+		t.Error("those without a state do not go on:", passed)
+	}
+}
+
 func TestAWaitEndsWithItsContextAndWhenKubefanReturns(t *testing.T) {
 	gate, clock := gateAt(0.5, second)
 	ctx, cancel := context.WithCancel(t.Context())
