@@ -196,6 +196,18 @@ func (w *WatchStream) openDirect() (item WatchItem, done bool, _ error) {
 	direct := &directWatch{}
 	direct.ctx, direct.cancel = context.WithCancelCause(w.ctx)
 	w.direct = direct
+	// Before the requests are sent: an apiserver that hangs must not keep the watch from kubefan.
+	leave := func() { direct.cancel(errLeave) }
+	if view.IsHealthy {
+		stop := w.reads.clock.AfterFunc(time.Until(w.refusedUntil), leave)
+		context.AfterFunc(direct.ctx, stop)
+	} else {
+		go w.reads.monitor.AwaitReturn(direct.ctx, leave)
+	}
+	if !w.deadline.IsZero() {
+		timer := time.AfterFunc(time.Until(w.deadline), func() { direct.cancel(context.DeadlineExceeded) })
+		context.AfterFunc(direct.ctx, func() { timer.Stop() })
+	}
 	if w.resumeVersion == "" {
 		err = w.listDirect()
 	} else {
@@ -203,13 +215,6 @@ func (w *WatchStream) openDirect() (item WatchItem, done bool, _ error) {
 	}
 	if err != nil {
 		return w.directEnded(direct, err)
-	}
-	leave := func() { direct.cancel(errLeave) }
-	if view.IsHealthy {
-		stop := w.reads.clock.AfterFunc(time.Until(w.refusedUntil), leave)
-		context.AfterFunc(direct.ctx, stop)
-	} else {
-		go w.reads.monitor.AwaitReturn(direct.ctx, leave)
 	}
 	if w.broken {
 		w.broken = false
@@ -292,13 +297,7 @@ func (w *WatchStream) nextDirect() (item WatchItem, done bool, _ error) {
 			return w.directEnded(direct, err)
 		}
 	}
-	stop := func() bool { return true }
-	if !w.deadline.IsZero() {
-		timer := time.AfterFunc(time.Until(w.deadline), func() { direct.cancel(context.DeadlineExceeded) })
-		stop = timer.Stop
-	}
 	event, bookmark, err := direct.events.Next()
-	stop()
 	if err != nil {
 		return w.directEnded(direct, err)
 	}

@@ -29,6 +29,8 @@ var gone = scripted.Answer{Err: status.Error(codes.Unavailable, "no healthy upst
 type fakeApiserver struct {
 	lists   []*ObjectList
 	watches []*fakeEvents
+	// hangs: a watch gets no answer.
+	hangs bool
 
 	mu       sync.Mutex
 	requests []string
@@ -69,6 +71,10 @@ func (f *fakeApiserver) Get(_ context.Context, read ApiserverRead) (*api.Object,
 
 func (f *fakeApiserver) Watch(ctx context.Context, read ApiserverRead) (ApiserverWatch, error) {
 	f.note("watch " + read.ResourceVersion)
+	if f.hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	made := &fakeEvents{}
 	if len(f.watches) > 0 {
 		made, f.watches = f.watches[0], f.watches[1:]
@@ -325,6 +331,38 @@ func TestCloseOfAClientIsNoOutage(t *testing.T) {
 	}
 	if side, asked := s.client.fallback.monitor.Side(), s.apiserver.asked(); side != fallback.Healthy || len(asked) > 0 {
 		t.Error(side, asked)
+	}
+}
+
+func TestAHungApiserverDoesNotKeepAWatchFromKubefan(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t, gone, scripted.Answer{Messages: []*api.WatchResponse{scripted.Event("A", "x", 6)}})
+	s := newScene(t, server, &fakeApiserver{hangs: true}, WatchOptions{ResourceVersion: "5"})
+	check(t, s.words(t, 1), "Disconnected")
+	server.Health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	returned := make(chan []string, 1)
+	go func() { returned <- s.words(t, 2) }()
+	for words := []string(nil); words == nil; {
+		select {
+		case words = <-returned:
+			check(t, words, "Reconnected", "x 6")
+		default:
+			s.clock.Advance(time.Second)
+		}
+	}
+}
+
+func TestTheTimeoutOfAWatchEndsARequestToAHungApiserver(t *testing.T) {
+	leaks.Check(t)
+	options := WatchOptions{ResourceVersion: "5", Timeout: 500 * time.Millisecond}
+	s := newScene(t, scripted.Start(t, gone), &fakeApiserver{hangs: true}, options)
+	for {
+		if _, err := s.watch.Next(); err != nil {
+			if !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
+			return
+		}
 	}
 }
 
