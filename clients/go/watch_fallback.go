@@ -49,6 +49,8 @@ type directWatch struct {
 	cancel context.CancelCauseFunc
 	// events is nil before the watch is opened, after a list.
 	events ApiserverWatch
+	// openedAt is the time at which events was set.
+	openedAt time.Time
 }
 
 // atVersion knows which objects had an event at the last version. Several events may have one
@@ -272,7 +274,7 @@ func (w *WatchStream) watchDirect() error {
 	if err != nil {
 		return err
 	}
-	w.direct.events, w.at.moved = events, true
+	w.direct.events, w.direct.openedAt, w.at.moved = events, time.Now(), true
 	return nil
 }
 
@@ -328,13 +330,19 @@ func (w *WatchStream) directEnded(direct *directWatch, err error) (item WatchIte
 		w.retryAt, w.refusedUntil = time.Time{}, time.Time{}
 		return WatchItem{}, false, nil
 	case errors.Is(err, io.EOF):
+		if time.Since(direct.openedAt) < shortStream {
+			w.directAt = time.Now().Add(w.backoff.delay(time.Now(), 0))
+		}
 		return WatchItem{}, false, nil
 	}
 	failure := errorOf(err, w.client.address)
 	view := w.reads.monitor.Look()
 	switch {
 	case failure.IsExpired():
-		return w.failed(failure)
+		item, done, err = w.failed(failure)
+		// With short windows, an apiserver that always says so would be asked for lists without a pause.
+		w.directAt = w.retryAt
+		return item, done, err
 	case failure.IsRetryable():
 	case view.IsHealthy:
 		// Neither has an answer.
