@@ -13,6 +13,8 @@ import { ErrorReason } from "./reasons.js";
 
 /** kubefan may answer nothing but "later" for this long before it counts as away. */
 export const BUSY_MS_MAX = 10_000;
+/** Two "later" are in a row if there is no more time between them: retries come within a minute. */
+export const BUSY_PAUSE_MS_MAX = 120_000;
 /** kubefan must be healthy for this long before reads return to it. */
 export const HOLD_MS_MIN = 30_000;
 /** The longest hold, of a kubefan that fails soon after each return. */
@@ -121,6 +123,8 @@ export class Machine {
   /** The number of outages, so that an old failure does not begin a new one. */
   epoch = 0;
   #busySince: number | undefined;
+  /** The time of the last "later". */
+  #busyAt = -Infinity;
   #returnedAt = -Infinity;
   #healthySince = 0;
   /** Probes must be answered for this long in this outage. 0: one is enough. */
@@ -146,7 +150,11 @@ export class Machine {
     if (this.side !== Side.HEALTHY || epoch !== this.epoch) {
       return;
     }
-    this.#busySince ??= now;
+    // An older one says nothing about kubefan now.
+    if (this.#busySince === undefined || now - this.#busyAt > BUSY_PAUSE_MS_MAX) {
+      this.#busySince = now;
+    }
+    this.#busyAt = now;
     if (now - this.#busySince >= BUSY_MS_MAX) {
       this.failed(now, epoch);
     }

@@ -16,6 +16,7 @@ import {
 } from "../../src/errors.js";
 import {
   BUSY_MS_MAX,
+  BUSY_PAUSE_MS_MAX,
   Gate,
   HOLD_MS_MAX,
   HOLD_MS_MIN,
@@ -136,6 +137,22 @@ suite("the states", () => {
     steps.machine.answered();
     assert.equal(steps.after(1).busy().machine.side, "healthy");
     assert.equal(steps.after(BUSY_MS_MAX).busy().machine.side, "away");
+  });
+
+  test("busy long after the last time is not in a row with it", () => {
+    const steps = new Steps()
+      .busy()
+      .after(BUSY_PAUSE_MS_MAX + 1)
+      .busy();
+    assert.equal(steps.machine.side, "healthy");
+    assert.equal(
+      steps
+        .after(BUSY_MS_MAX - 1)
+        .busy()
+        .after(BUSY_PAUSE_MS_MAX)
+        .busy().machine.side,
+      "away",
+    );
   });
 
   test("an old failure begins no outage", () => {
