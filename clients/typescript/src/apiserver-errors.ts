@@ -20,6 +20,14 @@ export function failureAt(server: string, problem: string): KubefanError {
   });
 }
 
+/** The error of a request that would send credentials where others can read them. */
+export function plainTextAt(server: string): KubefanError {
+  return new InvalidArgument(
+    `the apiserver at ${server} has no TLS, so it gets no credentials: use https://`,
+    { code: "INVALID_ARGUMENT", reason: ErrorReason.INVALID_ARGUMENT },
+  );
+}
+
 /** The error of an answer. A 404 has the reason `notFound`. */
 export function refusalAt(
   server: string,

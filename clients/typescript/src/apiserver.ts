@@ -9,8 +9,9 @@ import * as http from "node:http";
 import * as https from "node:https";
 import { inspect } from "node:util";
 import { decoderOf } from "./apiserver-watch.js";
-import { failureAt, refusalAt } from "./apiserver-errors.js";
+import { failureAt, plainTextAt, refusalAt } from "./apiserver-errors.js";
 import { findResource, knownResource } from "./discovery.js";
+import { KubefanError } from "./errors.js";
 import type { Resource } from "./items.js";
 import { KubeObject, type EventType } from "./objects.js";
 import { leavesOut, type Projection, type TargetOptions } from "./options.js";
@@ -213,6 +214,10 @@ export class Apiserver {
         signal,
       };
       await this.#prepare(options);
+      // A kubeconfig may name a server without TLS. On the way to this machine nobody else reads.
+      if (isOpenToOthers(this.server) && hasCredentials(options)) {
+        throw plainTextAt(this.server);
+      }
       response = await new Promise((resolve, reject) => {
         const url = this.server + path;
         const sent = url.startsWith("https:")
@@ -226,6 +231,9 @@ export class Apiserver {
         return response;
       }
     } catch (error) {
+      if (error instanceof KubefanError) {
+        throw error;
+      }
       throw failureAt(this.server, `cannot reach it: ${messageOf(error)}`);
     }
     const body = await bodyOf(response).catch(() => "");
@@ -268,6 +276,19 @@ function serverOf(server: string): string {
     throw new TypeError(`"${server}" is no URL of an apiserver, such as https://10.0.0.1:6443`);
   }
   return server.replace(/\/+$/, "");
+}
+
+/** Whether requests leave this machine without TLS. */
+function isOpenToOthers(server: string): boolean {
+  const { protocol, hostname } = new URL(server);
+  const isLoopback =
+    hostname === "localhost" || hostname === "[::1]" || /^127(\.[0-9]+){3}$/.test(hostname);
+  return protocol === "http:" && !isLoopback;
+}
+
+function hasCredentials({ auth, headers }: https.RequestOptions): boolean {
+  const names = Object.keys(headers ?? {});
+  return typeof auth === "string" || names.some((name) => name.toLowerCase() === "authorization");
 }
 
 function selectionOf(target: TargetOptions): Record<string, string> {

@@ -1,11 +1,13 @@
 // Watches and reads that go on at an apiserver.
 
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
 import { suite, test } from "node:test";
 import { Code } from "@connectrpc/connect";
+import { Apiserver } from "../../src/apiserver.js";
 import { Client } from "../../src/client.js";
 import type { ClientOptions } from "../../src/endpoint.js";
-import { Expired, Forbidden, NotFound } from "../../src/errors.js";
+import { Expired, Forbidden, InvalidArgument, NotFound } from "../../src/errors.js";
 import type { WatchItem } from "../../src/items.js";
 import { Fallback, OnExpired, type WatchOptions } from "../../src/options.js";
 import { FakeApiserver, line, listed, type Answer } from "./apiserver.js";
@@ -156,6 +158,41 @@ suite("a watch with an apiserver", () => {
     assert.equal(scene.watch.error, undefined);
     assert.deepEqual(scene.apiserver.requests, ["watch 5"]);
   });
+});
+
+test("a token of a kubeconfig is sent without TLS to this machine only", async () => {
+  const sent: (string | undefined)[] = [];
+  const server = createServer((request, response) => {
+    sent.push(request.headers.authorization);
+    response.end("{}");
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const bound = server.address();
+  assert(typeof bound === "object" && bound !== null);
+  const get = (host: string): Promise<unknown> => {
+    const url = `http://${host}:${String(bound.port)}`;
+    const apiserver = Apiserver.fromKubeConfig({
+      getCurrentCluster: () => ({ server: url }),
+      applyToHTTPSOptions: (options) => {
+        Object.assign(options.headers ?? {}, { Authorization: "Bearer secret" });
+        return Promise.resolve();
+      },
+    });
+    const { signal } = new AbortController();
+    const target = { name: "x" };
+    const read = { resource: "pods", target, projection: {}, resolved: undefined, signal };
+    return apiserver.get(read);
+  };
+  await get("127.0.0.1");
+  for (const host of ["0.0.0.0", "127.0.0.1.example.com"]) {
+    await assert.rejects(get(host), (error) => {
+      assert(error instanceof InvalidArgument);
+      assert(!error.isRetryable && error.message.includes("has no TLS"), error.message);
+      return true;
+    });
+  }
+  assert.deepEqual(sent, ["Bearer secret"]);
+  server.close();
 });
 
 test("lists and gets are made at the apiserver too, and names are looked up", async () => {
