@@ -211,6 +211,8 @@ export const REAL_CLOCK: Clock = {
 };
 
 interface Start {
+  /** The time until which reads of callers without a state go first. */
+  readonly overtakenUntil: number;
   readonly admitted: () => void;
 }
 
@@ -220,7 +222,7 @@ interface Start {
  * The hazard is a fleet whose clients all turn to the apiserver at once: it would make one outage
  * into two. So each client has one start in each window, and the first window begins at a random
  * moment. A read whose caller has a state waits for one window more, so that those without a state
- * go first, in the whole fleet and in each client.
+ * go first, in the whole fleet and in each client. After two windows they take turns.
  */
 export class Gate {
   readonly #clock: Clock;
@@ -231,6 +233,8 @@ export class Gate {
   #laterFrom = -Infinity;
   readonly #first: Start[] = [];
   readonly #later: Start[] = [];
+  /** The last start was one with a state. */
+  #wasLater = false;
   #due: number | undefined;
   #cancel: () => void = () => undefined;
 
@@ -247,10 +251,10 @@ export class Gate {
 
   /** Calls `admitted` at the moment of a start, unless the returned function is called before. */
   enter(hasState: boolean, admitted: () => void): () => void {
-    const start = { admitted };
     const now = this.#clock.now();
+    const window = windowMs(this.#budget);
+    const start = { admitted, overtakenUntil: now + 2 * window };
     if (this.#first.length + this.#later.length === 0 && now >= this.#next) {
-      const window = windowMs(this.#budget);
       this.#next = now + this.#random() * window;
       this.#laterFrom = this.#next + window;
     }
@@ -288,9 +292,13 @@ export class Gate {
 
   #admit(): void {
     this.#due = undefined;
-    const start = (this.#first.length > 0 ? this.#first : this.#later).shift();
+    const now = this.#clock.now();
+    const overtakenUntil = this.#later[0]?.overtakenUntil ?? Infinity;
+    const isOverdue = now >= Math.max(this.#laterFrom, overtakenUntil) && !this.#wasLater;
+    this.#wasLater = isOverdue || this.#first.length === 0;
+    const start = (this.#wasLater ? this.#later : this.#first).shift();
     // Not from `due`: a start that came late would be followed by the next one at once.
-    this.#next = this.#clock.now() + windowMs(this.#budget);
+    this.#next = now + windowMs(this.#budget);
     this.#arm();
     start?.admitted();
   }

@@ -222,6 +222,14 @@ suite("the pace", () => {
     assert.deepEqual(await order(0.25, [["later", true]], 3_000), ["later 1250"]);
   });
 
+  test("those with a state take turns after two windows", async () => {
+    const starts = [1, 2, 3, 4, 5].map((at): [string, boolean] => [`first ${String(at)}`, false]);
+    starts.push(["later 1", true], ["later 2", true]);
+    const seen = (await order(0.5, starts, 10_000)).map((word) => word.slice(0, 7));
+    const turns = ["later 1", "first 3", "later 2", "first 4", "first 5"];
+    assert.deepEqual(seen, ["first 1", "first 2", ...turns]);
+  });
+
   test("a start that left is not admitted", () => {
     const clock = new FakeClock();
     const gate = new Gate(clock, {}, () => 0.5);
