@@ -185,6 +185,13 @@ export class WatchFallback {
     if (!(await this.reads.start(start))) {
       return [];
     }
+    // Before the requests: an apiserver that accepts them may never answer.
+    const leave = (): void => {
+      this.leave();
+    };
+    this.#cancel = isForKubefan
+      ? monitor.awaitReturn(leave)
+      : clock.callLater(this.#refusedUntil - performance.now(), leave);
     const { projection = {} } = this.#options;
     const read = this.reads.read(this.#resource, this.#options, projection, signal);
     let items: WatchItem[] = [];
@@ -198,12 +205,6 @@ export class WatchFallback {
       return [...items, ...this.#ended(error)];
     }
     this.#at.hasMoved = true;
-    const leave = (): void => {
-      this.leave();
-    };
-    this.#cancel = isForKubefan
-      ? monitor.awaitReturn(leave)
-      : clock.callLater(this.#refusedUntil - performance.now(), leave);
     return items.length > 0 ? items : this.#state.reconnected();
   }
 
