@@ -29,6 +29,8 @@ from .reasons import ErrorReason
 
 #: kubefan may answer nothing but "later" for this many seconds before it counts as away.
 BUSY_SECONDS_MAX = 10.0
+#: The longest time between two such answers in a row, in seconds. Watches ask again within 60.
+BUSY_PAUSE_SECONDS_MAX = 120.0
 #: kubefan must be healthy for this many seconds before reads return to it.
 HOLD_SECONDS_MIN = 30.0
 #: The longest hold, of a kubefan that fails soon after each return.
@@ -146,6 +148,8 @@ class Machine:
         #: The number of outages, so that an old failure does not begin a new one.
         self.epoch = 0
         self._busy_since: Optional[float] = None
+        #: The time of the last "later".
+        self._busy_at = 0.0
         self._returned_at: Optional[float] = None
         self._healthy_since = 0.0
         #: Probes must be answered for this many seconds in this outage. 0: one is enough.
@@ -169,8 +173,9 @@ class Machine:
         """Notes that kubefan asked to come back later."""
         if self.side != Side.HEALTHY or epoch != self.epoch:
             return
-        if self._busy_since is None:
+        if self._busy_since is None or now - self._busy_at > BUSY_PAUSE_SECONDS_MAX:
             self._busy_since = now
+        self._busy_at = now
         if now - self._busy_since >= BUSY_SECONDS_MAX:
             self.failed(now, epoch)
 

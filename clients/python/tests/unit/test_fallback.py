@@ -354,3 +354,12 @@ def test_a_projection_is_canonical() -> None:
     for path in ("a..b", "", "a.", r"a\b"):
         with pytest.raises(ValueError, match="path"):
             names_of(path)
+
+
+def test_two_busy_answers_far_apart_are_no_outage() -> None:
+    machine = Machine()
+    sides = []
+    for now in (0.0, 3600.0, 3610.0):
+        machine.busy(now, 0)
+        sides.append(machine.side)
+    assert sides == [Side.HEALTHY, Side.HEALTHY, Side.AWAY]
