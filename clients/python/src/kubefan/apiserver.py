@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import random
@@ -68,6 +69,13 @@ _BUILT_IN_OF_CLUSTER = {
     "/v1": "namespaces nodes persistentvolumes",
     "storage.k8s.io/v1": "csidrivers csinodes storageclasses volumeattachments",
 }
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -167,8 +175,12 @@ class Apiserver:
 
         Fill it with `kubernetes.config.load_kube_config(client_configuration=configuration)`. Its
         token is asked for before each request, so plugins that renew it work. Proxies do not.
+
+        Raises ValueError for an address without TLS on another machine.
         """
         made = cls(configuration.host)
+        if made._scheme == "http" and not _is_loopback(made._host):
+            raise ValueError(f"{made.server!r} has no TLS, so it gets no credentials: use https://")
         made._ca_file = configuration.ssl_ca_cert
         made._certificate = (configuration.cert_file, configuration.key_file)
         made._verifies = configuration.verify_ssl

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from kubefan import (
+    Apiserver,
     BackoffOptions,
     Bookmark,
     Budget,
@@ -219,3 +221,15 @@ def test_lists_and_gets_are_made_at_the_apiserver_too() -> None:
 
         assert asyncio.run(read()) == "21.end"
         assert apiserver.requests == ["list", "get x", "get y", "list"]
+
+
+def test_credentials_of_a_kubeconfig_need_tls_to_another_machine() -> None:
+    def of(host: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            host=host, ssl_ca_cert=None, cert_file=None, key_file=None, verify_ssl=True
+        )
+
+    with pytest.raises(ValueError, match="has no TLS"):
+        Apiserver.from_configuration(of("http://10.0.0.1:6443"))
+    for host in ("https://10.0.0.1:6443", "http://127.0.0.1:8001", "http://localhost:8001"):
+        assert Apiserver.from_configuration(of(host)).server == host
