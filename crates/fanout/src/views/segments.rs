@@ -86,7 +86,7 @@ impl Segments {
         if let Some((newest, _)) = self.gzip.as_ref().and_then(|gzip| gzip.newest.as_ref())
             && cursor < *newest
         {
-            // What is after it is still to be taken by all, who decide whether it is compressed.
+            // All subscribers still have to take the rest: their number decides about compression.
             next = next.min(*newest);
         }
         let (entries, estimate_bytes) = cut(log, cursor, next, SEGMENT_BYTES)?;
