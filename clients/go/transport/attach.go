@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 // Attach changes a configuration so that all clients made from it, and from its copies, read
@@ -17,12 +19,12 @@ import (
 // No request is sent yet. It fails if the options or the client certificate are wrong. A program
 // also starts without the file of kubefan's CA: kubefan is away until the file is there.
 func Attach(config *rest.Config, options Options) error {
-	return attach(config, options, environment{clock: realClock{}, random: rand.Float64, timeouts: defaultTimeouts})
+	return attach(config, options, environment{clock: fallback.RealClock{}, random: rand.Float64, timeouts: defaultTimeouts})
 }
 
 // environment is what a test replaces.
 type environment struct {
-	clock    clock
+	clock    fallback.Clock
 	random   func() float64
 	timeouts timeouts
 }
@@ -50,7 +52,7 @@ func attach(config *rest.Config, options Options, in environment) error {
 	if shared.waits {
 		shared.monitor.fallback = "reads wait"
 	}
-	State.Set(options.Address, healthy.String())
+	State.Set(options.Address, fallback.Healthy.String())
 	config.Wrap(func(direct http.RoundTripper) http.RoundTripper {
 		return &roundTripper{kubefan: shared, direct: direct}
 	})

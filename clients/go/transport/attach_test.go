@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 func TestWrongOptionsAreRefused(t *testing.T) {
@@ -59,7 +61,7 @@ func TestAProgramStartsWithoutTheCAOfKubefan(t *testing.T) {
 				t.Error(lines)
 			}
 			write(pair.kubefan.authority.pem)
-			pair.clock.advance(holdMin + 2*probeEvery)
+			pair.clock.advance(fallback.HoldMin + 2*probeEvery)
 			pair.expect(list, "200 kubefan")
 		})
 	}
@@ -101,7 +103,7 @@ func TestMetricsShowWhereReadsGoAndWhy(t *testing.T) {
 	pair.kubefan.on(nil)
 	pair.expect(watch, "200 apiserver")
 	pair.kubefan.on(says(http.StatusOK, "passed on"))
-	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
 	for range passedOnMax {
 		pair.expect(watch, "200 passed on")
 	}

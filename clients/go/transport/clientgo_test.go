@@ -29,6 +29,8 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 // How each part of client-go works through an attached configuration.
@@ -219,7 +221,7 @@ func TestTheFilesOfAClientCertificateAreUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	made, err := newConnection(config, Options{Address: "https://kubefan"}, realClock{}, defaultTimeouts)
+	made, err := newConnection(config, Options{Address: "https://kubefan"}, fallback.RealClock{}, defaultTimeouts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +236,7 @@ func TestTheCAOfKubefanIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubefan := startServer(t, "kubefan", http2, says(http.StatusOK, "kubefan", hit))
-	made, err := newConnection(&rest.Config{}, Options{Address: kubefan.URL, CAFile: file}, realClock{}, defaultTimeouts)
+	made, err := newConnection(&rest.Config{}, Options{Address: kubefan.URL, CAFile: file}, fallback.RealClock{}, defaultTimeouts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +439,7 @@ func TestAnInformerResumesFromItsVersionOnBothSides(t *testing.T) {
 
 	pair.kubefan.asked()
 	pair.kubefan.on(podsAPI(fromKubefan, hit))
-	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
 	pair.clock.advance(directWatchesEndWithin)
 	fromKubefan <- podEvent("ADDED", "returned", 8)
 	told.isTold("returned")

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	clienttransport "k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 // timeouts bound the waits for kubefan.
@@ -48,7 +50,7 @@ var errNoAnswer = errors.New("no answer in time")
 // kubefan's certificate, and the client certificate that the apiserver would see.
 type connection struct {
 	base  *url.URL
-	clock clock
+	clock fallback.Clock
 	// transport sends a request as the caller's configuration says.
 	transport http.RoundTripper
 	// bare is the same without the wrappers of the caller.
@@ -59,7 +61,7 @@ type connection struct {
 
 // newConnection makes the connection to kubefan of a program whose configuration is for the
 // apiserver.
-func newConnection(config *rest.Config, options Options, clock clock, waits timeouts) (*connection, error) {
+func newConnection(config *rest.Config, options Options, clock fallback.Clock, waits timeouts) (*connection, error) {
 	base, err := options.url()
 	if err != nil {
 		return nil, err

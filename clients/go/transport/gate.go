@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 // gate spaces the reads that a program starts at the apiserver while kubefan is away.
@@ -19,7 +21,7 @@ import (
 // windows at once, but all clients together only those of burstMax. Then it pauses for as many
 // windows.
 type gate struct {
-	clock  clock
+	clock  fallback.Clock
 	random func() float64
 
 	mu     sync.Mutex
@@ -52,7 +54,7 @@ type timer struct {
 	stop func()
 }
 
-func newGate(clock clock, random func() float64, budget Budget) *gate {
+func newGate(clock fallback.Clock, random func() float64, budget Budget) *gate {
 	return &gate{clock: clock, random: random, budget: budget.withDefaults()}
 }
 

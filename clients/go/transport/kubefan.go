@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 const (
@@ -169,7 +171,7 @@ func isDoubtful(response *http.Response, shown verdict) bool {
 }
 
 func (k *kubefan) fails(epoch uint64, reason string) {
-	k.monitor.note(reason, func(machine *machine, now time.Time) { machine.failed(now, epoch) })
+	k.monitor.note(reason, func(machine *fallback.Machine, now time.Time) { machine.Failed(now, epoch) })
 }
 
 // wait waits until a read may start at the apiserver. It returns false if kubefan is to be asked
@@ -200,7 +202,7 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 		reason = known.String()
 	}
 	Reads.Increment(request.Context(), "apiserver", reason)
-	k.monitor.note("", func(machine *machine, _ time.Time) { machine.moved() })
+	k.monitor.note("", func(machine *fallback.Machine, _ time.Time) { machine.Moved() })
 	// A watch that kubefan does not answer stays: it would come back.
 	if !asked.isWatch || known == refused || known == uncached {
 		return direct.RoundTrip(request)

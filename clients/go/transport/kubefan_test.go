@@ -15,6 +15,8 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/client-go/rest"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 const (
@@ -166,7 +168,7 @@ func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
 			pair.clock.advance(time.Minute)
 			pair.expect(list, "200 apiserver")
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
-			pair.clock.advance(holdMin)
+			pair.clock.advance(fallback.HoldMin)
 			pair.expect(list, "200 apiserver")
 			pair.clock.advance(2 * probeEvery)
 			pair.expect(list, "200 kubefan")
@@ -503,7 +505,7 @@ func TestWatchesAtTheApiserverEndAfterTheReturn(t *testing.T) {
 	// It waits for as long as it likes, and kubefan is still probed.
 	pair.clock.advance(2 * unusedMax)
 	pair.kubefan.on(says(http.StatusOK, "passed on"))
-	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
 	pair.clock.advance(directWatchesEndWithin)
 	if rest, err := io.ReadAll(moved.Body); err != nil || len(rest) > 0 {
 		t.Error("it does not end like a watch whose time is up: ", rest, err)
@@ -560,7 +562,7 @@ func TestAKubefanThatNobodyNeedsIsNotProbed(t *testing.T) {
 	// The next read finds out that it is back.
 	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 	pair.expect(list, "200 apiserver")
-	pair.clock.advance(holdMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
 	pair.expect(list, "200 kubefan")
 }
 

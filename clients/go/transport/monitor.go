@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 const (
@@ -23,7 +25,7 @@ type monitor struct {
 	address  string
 	fallback string
 	logger   logr.Logger
-	clock    clock
+	clock    fallback.Clock
 	random   func() float64
 	// isServing asks kubefan for its health.
 	isServing func() bool
@@ -31,7 +33,7 @@ type monitor struct {
 	returned func()
 
 	mu      sync.Mutex
-	machine machine
+	machine fallback.Machine
 	// changed is closed when reads go to another server.
 	changed   chan struct{}
 	isProbing bool
@@ -53,7 +55,7 @@ func (m *monitor) look() view {
 	defer m.mu.Unlock()
 	m.usedAt = m.clock.Now()
 	m.arm()
-	return view{isHealthy: m.machine.side == healthy, epoch: m.machine.epoch, changed: m.changed}
+	return view{isHealthy: m.machine.Side() == fallback.Healthy, epoch: m.machine.Epoch(), changed: m.changed}
 }
 
 // use keeps the probes going until done is called.
@@ -70,37 +72,37 @@ func (m *monitor) use() (done func()) {
 }
 
 // note lets the machine take a step, and makes a change known.
-func (m *monitor) note(reason string, step func(*machine, time.Time)) {
+func (m *monitor) note(reason string, step func(*fallback.Machine, time.Time)) {
 	before, after := m.step(step)
 	// Without the lock: a log sink or a metric may read through the same client.
 	if before != after {
 		State.Set(m.address, after.String())
 	}
-	if (before == healthy) == (after == healthy) {
+	if (before == fallback.Healthy) == (after == fallback.Healthy) {
 		return
 	}
 	m.log(after, reason)
-	if after == healthy {
+	if after == fallback.Healthy {
 		m.returned()
 	}
 }
 
-func (m *monitor) step(step func(*machine, time.Time)) (before, after side) {
+func (m *monitor) step(step func(*fallback.Machine, time.Time)) (before, after fallback.Side) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before = m.machine.side
+	before = m.machine.Side()
 	step(&m.machine, m.clock.Now())
-	after = m.machine.side
+	after = m.machine.Side()
 	m.arm()
-	if (before == healthy) != (after == healthy) {
+	if (before == fallback.Healthy) != (after == fallback.Healthy) {
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}
 	return before, after
 }
 
-func (m *monitor) log(to side, reason string) {
-	if to == healthy {
+func (m *monitor) log(to fallback.Side, reason string) {
+	if to == fallback.Healthy {
 		m.logger.Info("Reads return to kubefan", "kubefan", m.address)
 	} else {
 		m.logger.Info("kubefan is away: "+m.fallback, "kubefan", m.address, "reason", reason)
@@ -110,7 +112,7 @@ func (m *monitor) log(to side, reason string) {
 // arm sets the timer of the next probe, unless there is one or none is needed.
 func (m *monitor) arm() {
 	isUsed := m.users > 0 || m.clock.Now().Sub(m.usedAt) < unusedMax
-	if m.machine.side == healthy || m.isProbing || !isUsed {
+	if m.machine.Side() == fallback.Healthy || m.isProbing || !isUsed {
 		return
 	}
 	m.isProbing = true
@@ -119,8 +121,8 @@ func (m *monitor) arm() {
 
 func (m *monitor) probeOnce() {
 	isHealthy := m.isServing()
-	m.note("a probe failed", func(machine *machine, now time.Time) {
+	m.note("a probe failed", func(machine *fallback.Machine, now time.Time) {
 		m.isProbing = false
-		machine.probed(now, isHealthy)
+		machine.Probed(now, isHealthy)
 	})
 }

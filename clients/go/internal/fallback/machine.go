@@ -54,6 +54,12 @@ type Machine struct {
 	hold time.Duration
 }
 
+// Side returns where reads go.
+func (m *Machine) Side() Side { return m.side }
+
+// Epoch returns the number of the outage.
+func (m *Machine) Epoch() uint64 { return m.epoch }
+
 // Failed notes that a request which was sent in this epoch found no kubefan.
 func (m *Machine) Failed(now time.Time, epoch uint64) {
 	if m.side != Healthy || epoch != m.epoch {

@@ -77,3 +77,7 @@ func TestAnOldFailureBeginsNoOutage(t *testing.T) {
 	s.machine.Busy(s.now.Add(-BusyMax), old)
 	s.isBusy().is(Healthy)
 }
+
+func TestAProbeOfAHealthyKubefanChangesNothing(t *testing.T) {
+	newSteps(t).probe(false).is(Healthy).probe(true).is(Healthy).moves().fails().probe(true).is(Healthy)
+}
