@@ -75,8 +75,8 @@ func (o ReadOptions) check(address string) error {
 
 // Connect connects to host:port, http://host:port, https://host:port, dns:host:port or unix:/path.
 // It fails with an *Error if a file of the options cannot be read, or if there is no connection
-// within ConnectTimeout. With an Apiserver, a kubefan that cannot be reached is no error. Call Close at
-// the end.
+// within ConnectTimeout. With an Apiserver, a kubefan that cannot be reached is no error. Call
+// Close at the end.
 func Connect(ctx context.Context, address string, options Options) (*Client, error) {
 	client, err := ConnectLazy(address, options)
 	if err != nil {
@@ -139,8 +139,8 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 	return made, nil
 }
 
-// Close ends the connection and with it all watches of kubefan. With an Apiserver it also ends those at
-// the apiserver, and the reads that wait for a start: each watch returns context.Canceled.
+// Close ends the connection and with it all watches of kubefan. With an Apiserver it also ends
+// those at the apiserver, and the reads that wait for a start: each watch returns context.Canceled.
 func (c *Client) Close() error {
 	if c.fallback != nil {
 		c.fallback.monitor.Close()

@@ -63,8 +63,8 @@ type ApiserverRead struct {
 
 // ApiserverWatch is a running watch of an apiserver, for one goroutine.
 type ApiserverWatch interface {
-	// Next waits for an event, or for the version of a bookmark. It returns io.EOF at the end of the
-	// watch.
+	// Next waits for an event, or for the version of a bookmark. It returns io.EOF at the end of
+	// the watch.
 	Next() (event *api.Event, bookmark string, err error)
 	// Close ends the watch.
 	Close()
@@ -225,8 +225,8 @@ func (f *fallbackReads) read(target Target, projection Projection) ApiserverRead
 	return ApiserverRead{Target: target, Resource: f.resolved[resolvedKey(target)], Projection: projection}
 }
 
-// waitForStart waits for the moment of a start at the apiserver. It returns false if kubefan is to be
-// asked first.
+// waitForStart waits for the moment of a start at the apiserver. It returns false if kubefan is to
+// be asked first.
 func (f *fallbackReads) waitForStart(ctx context.Context, hasState bool, changed <-chan struct{}) (bool, error) {
 	since := f.clock.Now()
 	isAdmitted, err := f.gate.Wait(ctx, hasState, changed)
@@ -297,8 +297,8 @@ func (c *Client) readDirect(ctx context.Context, read *eitherRead, changed <-cha
 // errNoAnswer is the cause of a call that ends without an answer.
 var errNoAnswer = errors.New("no answer within " + answerMax.String())
 
-// answerLimit ends a call that has no answer in time, if the client has an apiserver to ask, and later
-// if kubefan hangs. The caller calls answered when there is an answer.
+// answerLimit ends a call that has no answer in time, if the client has an apiserver to ask, and
+// later if kubefan hangs. The caller calls answered when there is an answer.
 func (c *Client) answerLimit(ctx context.Context) (limited context.Context, answered func(), cancel context.CancelFunc) {
 	limited, cancelCause := context.WithCancelCause(ctx)
 	if c.fallback == nil {
@@ -317,8 +317,8 @@ func (c *Client) answerLimit(ctx context.Context) (limited context.Context, answ
 	}
 }
 
-// connection waits for a connection. With an apiserver to ask, an attempt that has not ended yet is an
-// error: the library would wait for it.
+// connection waits for a connection. With an apiserver to ask, an attempt that has not ended yet is
+// an error: the library would wait for it.
 func (c *Client) connection(ctx context.Context) error {
 	if c.awaitConnection(ctx) || c.fallback == nil || c.conn.GetState() != connectivity.Connecting {
 		// Without a connection the call fails at once, with the reason.

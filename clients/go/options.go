@@ -59,20 +59,20 @@ type Options struct {
 	// credentials here.
 	DialOptions []grpc.DialOption
 
-	// Apiserver, if set, is read from while kubefan is away, within the budget: see package apiserver
-	// and docs/clients-fallback.md. The defaults become ConnectTimeout 3 s, KeepaliveInterval 10 s and
-	// KeepaliveTimeout 4 s. kubefan's health is asked after 4 s of silence on all streams, so that a
-	// kubefan that hangs is noticed within 8 s.
+	// Apiserver, if set, is read from while kubefan is away, within the budget: see package
+	// apiserver and docs/clients-fallback.md. The defaults become ConnectTimeout 3 s,
+	// KeepaliveInterval 10 s and KeepaliveTimeout 4 s. kubefan's health is asked after 4 s of
+	// silence on all streams, so that a kubefan that hangs is noticed within 8 s.
 	Apiserver Apiserver
 	// Budget limits the reads at the apiserver. A budget in kubefan's answers replaces it.
 	Budget Budget
 	// Logger gets a line for each change between kubefan and the apiserver. Default: slog.Default.
 	Logger *slog.Logger
-	// OnSide, if set, is called for each change of kubefan's state, with the reason. It must not block,
-	// nor call the client.
+	// OnSide, if set, is called for each change of kubefan's state, with the reason. It must not
+	// block, nor call the client.
 	OnSide func(side Side, reason string)
-	// OnStart, if set, is called for each start at the apiserver, with the time that it has waited. It
-	// must not block.
+	// OnStart, if set, is called for each start at the apiserver, with the time that it has waited.
+	// It must not block.
 	OnStart func(waited time.Duration)
 }
 

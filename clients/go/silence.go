@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// silenceMax is the silence on all streams of a client after which kubefan is asked for its health.
+	// silenceMax is the silence on all streams of a client after which kubefan is asked for its
+	// health.
 	silenceMax = 4 * time.Second
 	// silenceAnswerMax is the wait for that answer.
 	silenceAnswerMax = 4 * time.Second
@@ -22,8 +23,8 @@ const (
 // errHangs is the cause of a stream that ends because kubefan does not answer.
 var errHangs = errors.New("kubefan does not answer")
 
-// silence finds a kubefan that hangs while streams are open. The gRPC library would send a PING only
-// after ten seconds.
+// silence finds a kubefan that hangs while streams are open. The gRPC library would send a PING
+// only after ten seconds.
 type silence struct {
 	clock  fallback.Clock
 	check  func(context.Context) bool

@@ -161,8 +161,8 @@ func (w *WatchStream) Close() {
 }
 
 // Open makes one attempt to connect, if there is no stream, and returns its error. The watch may be
-// read after any result, except an error that is not retryable. A watch that goes on at the apiserver
-// has no error.
+// read after any result, except an error that is not retryable. A watch that goes on at the
+// apiserver has no error.
 func (w *WatchStream) Open() error {
 	if w.stream != nil || w.ended || w.direct != nil || w.goesDirect() {
 		return nil

@@ -79,8 +79,8 @@ func (a *atVersion) accepts(event *api.Event) bool {
 	return true
 }
 
-// fromVersion is the version to watch the apiserver from. After some events of a version it is the one
-// before, so that the others are sent.
+// fromVersion is the version to watch the apiserver from. After some events of a version it is the
+// one before, so that the others are sent.
 func (a *atVersion) fromVersion(resumeVersion string) string {
 	version, place, _ := strings.Cut(resumeVersion, ".")
 	if place == "end" || version != a.version || len(a.keys) == 0 {
@@ -142,8 +142,8 @@ func (w *WatchStream) rememberResource(resource *api.ResolvedResource) {
 	}
 }
 
-// noteOpened notes the outcome of an attempt to open a stream of kubefan. It returns true if the watch
-// goes on at the apiserver.
+// noteOpened notes the outcome of an attempt to open a stream of kubefan. It returns true if the
+// watch goes on at the apiserver.
 func (w *WatchStream) noteOpened(err error) bool {
 	if w.reads == nil || w.ctx.Err() != nil {
 		return false
@@ -340,7 +340,8 @@ func (w *WatchStream) directEnded(direct *directWatch, err error) (item WatchIte
 	switch {
 	case failure.IsExpired():
 		item, done, err = w.failed(failure)
-		// With short windows, an apiserver that always says so would be asked for lists without a pause.
+		// With short windows, an apiserver that always says so would be asked for lists without a
+		// pause.
 		w.directAt = w.retryAt
 		return item, done, err
 	case failure.IsRetryable():

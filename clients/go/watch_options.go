@@ -41,8 +41,8 @@ type WatchOptions struct {
 	OnExpired OnExpired
 	// OnLag is the reaction if the stream has fallen behind the events that the server retains.
 	OnLag OnLag
-	// Fallback is the reaction while kubefan cannot be reached: FallbackPaced, the default, reads from the
-	// client's apiserver, if it has one.
+	// Fallback is the reaction while kubefan cannot be reached: FallbackPaced, the default, reads
+	// from the client's apiserver, if it has one.
 	Fallback Fallback
 	// Backoff is the delays between retries.
 	Backoff BackoffOptions

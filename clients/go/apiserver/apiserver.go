@@ -1,5 +1,6 @@
-// Package apiserver reads from a kube-apiserver while kubefan is away, for kubefan.Options.Apiserver.
-// docs/clients-fallback.md says when that happens, and what a program sees.
+// Package apiserver reads from a kube-apiserver while kubefan is away, for
+// kubefan.Options.Apiserver. docs/clients-fallback.md says when that happens, and what a program
+// sees.
 package apiserver
 
 import (
@@ -54,7 +55,8 @@ type server struct {
 var errPlain = errors.New("the address of the apiserver is http://, which must not get credentials")
 
 // New returns the apiserver of a configuration, such as that of rest.InClusterConfig. It has the
-// credentials, the TLS options and the wrappers of the configuration. Credentials need https://. No request is sent yet.
+// credentials, the TLS options and the wrappers of the configuration. Credentials need https://. No
+// request is sent yet.
 func New(config *rest.Config) (kubefan.Apiserver, error) {
 	own := rest.CopyConfig(config)
 	// A limit for whole requests would end watches.
@@ -77,7 +79,8 @@ func New(config *rest.Config) (kubefan.Apiserver, error) {
 	return &server{client: &once, base: strings.TrimSuffix(base.String(), "/"), places: map[string]place{}}, nil
 }
 
-// hasCredentials tells whether requests have a token or a password. A certificate is sent over TLS only.
+// hasCredentials tells whether requests have a token or a password. A certificate is sent over TLS
+// only.
 func hasCredentials(config *rest.Config) bool {
 	return config.BearerToken != "" || config.BearerTokenFile != "" || config.Username != "" ||
 		config.Password != "" || config.AuthProvider != nil || config.ExecProvider != nil

@@ -67,8 +67,8 @@ var builtInOfCluster = map[string][]string{
 	"storage.k8s.io/v1": {"csidrivers", "csinodes", "storageclasses", "volumeattachments"},
 }
 
-// place finds a resource: as kubefan has resolved it, as the target names it, among the built-in ones,
-// or in the discovery documents.
+// place finds a resource: as kubefan has resolved it, as the target names it, among the built-in
+// ones, or in the discovery documents.
 func (s *server) place(ctx context.Context, read kubefan.ApiserverRead) (place, error) {
 	if known := read.Resource; known.GetVersion() != "" {
 		return place{

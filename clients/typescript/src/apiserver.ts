@@ -214,7 +214,7 @@ export class Apiserver {
         signal,
       };
       await this.#prepare(options);
-      // A kubeconfig may name a server without TLS. On the way to this machine nobody else reads.
+      // A kubeconfig may name a server without TLS. Only a loopback address is safe then.
       if (isOpenToOthers(this.server) && hasCredentials(options)) {
         throw plainTextAt(this.server);
       }

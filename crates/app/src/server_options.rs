@@ -39,7 +39,7 @@ pub fn from_config(config: &ServeConfig, connections_max: usize) -> ServerOption
         consistent_list_bytes_min: config.serving.consistent_list_bytes_min,
         feature_gates: config.serving.feature_gates,
         gzip: config.serving.gzip,
-        // Behind another kubefan nobody here knows how many others are.
+        // A kubefan behind another one does not know the clients of its neighbours.
         fallback_starts_per_second: config
             .upstream
             .source

@@ -1,6 +1,6 @@
 //! The budget of requests that clients may start at the apiserver while kubefan is gone.
 //!
-//! Clients cannot share a budget that nobody tells them. So kubefan names it in its answers, as the
+//! Clients do not know of each other. So kubefan names their budget in its answers, as the
 //! header `Kubefan-Fallback` and the gRPC metadata `kubefan-fallback`: `clients=3000, rate=50`. It
 //! is a Dictionary (RFC 9651).
 

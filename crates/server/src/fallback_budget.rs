@@ -1,8 +1,8 @@
 //! The budget of clients that turn to the apiserver while kubefan is away.
 //!
 //! The hazard is a fleet that loses kubefan and lists everything at the apiserver at once. Clients
-//! cannot share a budget that nobody tells them. So kubefan tells them with each answer how many
-//! they are, and how many requests all of them together may start per second.
+//! do not know of each other. So kubefan tells them with each answer how many they are, and how
+//! many requests all of them together may start per second.
 
 use std::sync::{
     Arc,

@@ -38,8 +38,8 @@ func (b Budget) Window() time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// ParseBudget reads the budget that an answer of kubefan names. A value without both members, or with
-// a wrong one, is ignored as a whole.
+// ParseBudget reads the budget that an answer of kubefan names. A value without both members, or
+// with a wrong one, is ignored as a whole.
 func ParseBudget(values []string) (Budget, bool) {
 	found := Budget{}
 	for member := range strings.SplitSeq(strings.Join(values, ","), ",") {

@@ -1,5 +1,5 @@
-// Package fallback decides when a client reads from the apiserver instead of kubefan, and how often.
-// docs/clients-fallback.md is its contract.
+// Package fallback decides when a client reads from the apiserver instead of kubefan, and how
+// often. docs/clients-fallback.md is its contract.
 package fallback
 
 import "time"

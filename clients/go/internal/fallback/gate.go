@@ -13,8 +13,9 @@ import (
 // into two. So each client has one start in each window, and the first window begins at a random
 // moment. All clients together then stay within the rate of the budget, without knowing of each
 // other. A read whose caller has a state waits for one window more, so that those without a state
-// go first, in the whole fleet and in each client. One that they have overtaken for two windows takes
-// turns with them: a program that reads again and again would otherwise keep its watches from resuming.
+// go first, in the whole fleet and in each client. One that they have overtaken for two windows
+// takes turns with them: a program that reads again and again would otherwise keep its watches from
+// resuming.
 type Gate struct {
 	clock  Clock
 	random func() float64
@@ -58,8 +59,8 @@ func (g *Gate) SetBudget(budget Budget) {
 	g.budget = budget
 }
 
-// Wait waits for the moment of a start. It returns false if changed comes first, and an error if the
-// context ends first.
+// Wait waits for the moment of a start. It returns false if changed comes first, and an error if
+// the context ends first.
 func (g *Gate) Wait(ctx context.Context, hasState bool, changed <-chan struct{}) (bool, error) {
 	made := g.enter(hasState)
 	select {

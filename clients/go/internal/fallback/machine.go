@@ -49,8 +49,8 @@ type Machine struct {
 	returnedAt time.Time
 	// healthySince is the time of the first probe in a row that was answered.
 	healthySince time.Time
-	// hold is for how long probes must be answered in this outage. Zero: one is enough, as nothing has
-	// moved and kubefan has not failed soon after a return.
+	// hold is for how long probes must be answered in this outage. Zero: one is enough, as nothing
+	// has moved and kubefan has not failed soon after a return.
 	hold time.Duration
 }
 

@@ -126,8 +126,8 @@ func (m *Monitor) probe() {
 	})
 }
 
-// AwaitReturn calls back once at the moment at which a watch leaves the apiserver: a random one after
-// a return of kubefan, if kubefan is healthy then. The context ends the wait.
+// AwaitReturn calls back once at the moment at which a watch leaves the apiserver: a random one
+// after a return of kubefan, if kubefan is healthy then. The context ends the wait.
 func (m *Monitor) AwaitReturn(ctx context.Context, leave func()) {
 	for {
 		view := m.Look()

@@ -134,7 +134,7 @@ async fn two_thousand_agents_that_lose_three_replicas_stay_within_the_budget_and
         herd.most_requests(lost, Duration::from_secs(1))
     );
 
-    // On return nobody asks the apiserver, and nothing is late.
+    // On return no agent asks the apiserver, and no event is late.
     herd.set_replicas(true);
     herd.apiserver.objects.put("a/return", "{}");
     let back = herd.all_have("a/return", all.clone(), 2 * MINUTE).await;
