@@ -36,6 +36,9 @@ pub struct FromUpstream;
 pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// The value of [`CACHE_STATUS`] for an answer from the cache.
 pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
+/// The value of [`CACHE_STATUS`] for the answer to `Cache-Control: only-if-cached` if the cache has
+/// none.
+pub const NOT_CACHED: HeaderValue = HeaderValue::from_static("kubefan; detail=only-if-cached");
 
 /// The headers of a watch.
 pub struct WatchHeaders {
@@ -83,6 +86,11 @@ pub fn refusal(headers: &HeaderMap, refused: &Refused) -> Response<Body> {
         Refused::ByCache(failure) => {
             let mut response = failure.response(failure_media(headers));
             response.headers_mut().insert(CACHE_STATUS, HIT);
+            response
+        }
+        Refused::NotCached(failure) => {
+            let mut response = failure.response(failure_media(headers));
+            response.headers_mut().insert(CACHE_STATUS, NOT_CACHED);
             response
         }
         // The status is 200, as for every watch.

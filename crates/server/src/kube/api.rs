@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use futures::FutureExt;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{Method, Request, Response, StatusCode, header, request::Parts};
 use kubefan_access::{Caller, Denial, Mode, switches::Switched};
 use kubefan_audit::{AuditLog, record::put_id};
 use kubefan_cache::Refusal;
@@ -20,7 +20,7 @@ use kubefan_telemetry::{
 use kubefan_upstream::client::holding;
 
 use super::{
-    answer::{self, Answer, CACHE_STATUS, FromUpstream, failure_media, forwarded_watch},
+    answer::{self, Answer, CACHE_STATUS, FromUpstream, NOT_CACHED, failure_media, forwarded_watch},
     audited,
     cache_reads::CacheReads,
     cross_origin::CorsRequest,
@@ -232,6 +232,7 @@ impl KubeApi {
     fn fallback(&self, request: &Parts, info: &RequestInfo<'_>) -> Fallback {
         match self.cache_only(request, info) {
             Some(needed) => Fallback::CacheOnly(needed),
+            None if reads_elsewhere(request) => Fallback::Client,
             None if self.upstream.forwards() => Fallback::Upstream,
             None => Fallback::Off,
         }
@@ -318,11 +319,20 @@ fn put_proxy_status(response: &mut Response<Body>) {
     }
 }
 
+/// Whether the client reads at upstream by itself what the cache does not answer.
+fn reads_elsewhere(request: &Parts) -> bool {
+    let is_read = matches!(request.method, Method::GET | Method::HEAD);
+    let values = request.headers.get_all(header::CACHE_CONTROL).iter();
+    let mut directives = values.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
+    is_read && directives.any(|directive| directive.trim().eq_ignore_ascii_case("only-if-cached"))
+}
+
 fn answered_by(response: &Response<Body>) -> AnsweredBy {
     let is_refused = matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let is_of_cache = response.headers().get(CACHE_STATUS).is_some_and(|status| status != NOT_CACHED);
     if response.extensions().get::<FromUpstream>().is_some() {
         AnsweredBy::Upstream
-    } else if response.headers().contains_key(CACHE_STATUS) && !is_refused {
+    } else if is_of_cache && !is_refused {
         AnsweredBy::Cache
     } else {
         AnsweredBy::Kubefan

@@ -1,6 +1,10 @@
 //! The answer to a request that the cache does not answer: upstream's, or a refusal.
 //!
 //! The hazard is a request that upstream must not see, because it might interpret it differently.
+//!
+//! A client that reads at the apiserver by itself says so with `Cache-Control: only-if-cached` (RFC
+//! 9111, section 5.2.1.7). Then kubefan decides as for any read, but does not forward it: the
+//! client's read takes another way, which does not depend on kubefan.
 
 use kubefan_access::{Denial, switches::Switched};
 use kubefan_fanout::Patience;
@@ -13,6 +17,8 @@ use super::{feature_gates::CacheOnly, read_error::ReadError, status::Failure};
 pub enum Fallback {
     /// Upstream.
     Upstream,
+    /// A 504, after which the client asks upstream itself.
+    Client,
     /// A refusal of kubefan: passthrough is off.
     Off,
     /// A refusal of kubefan, because upstream might ignore a part of the request.
@@ -26,14 +32,16 @@ pub enum Refused {
     Plain(Failure),
     /// A response that a cache has decided, marked by a header.
     ByCache(Failure),
+    /// A 504 for a client that only wants the cache's answer.
+    NotCached(Failure),
     /// The only event of a watch in this encoding.
     Event(Failure, Media),
 }
 
 impl Fallback {
-    /// Whether upstream may answer.
+    /// Whether upstream may answer, through this kubefan or not.
     pub fn is_upstream(self) -> bool {
-        self == Self::Upstream
+        matches!(self, Self::Upstream | Self::Client)
     }
 
     /// Returns the patience of a read: less if upstream may answer it instead.
@@ -52,6 +60,7 @@ impl Fallback {
         };
         match self {
             Self::Upstream => None,
+            Self::Client => Some(Refused::NotCached(Failure::only_if_cached(&failure))),
             Self::Off => Some(Refused::Plain(failure)),
             // With these statuses (404 to 406) the caches have no answer. A failure with another
             // status would come from any server, or passes by itself.

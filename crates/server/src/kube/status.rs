@@ -211,6 +211,13 @@ impl Failure {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message).with(details)
     }
 
+    /// 504 for a request that only wants the cache's answer, which has none for this reason (RFC
+    /// 9111, section 5.2.1.7). Without a delay, because the client reads at the apiserver at once.
+    pub fn only_if_cached(reason: &Self) -> Self {
+        let message = format!("kubefan has no answer, and forwards no only-if-cached request: {}", reason.message);
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
+    }
+
     /// 503.
     pub fn unavailable(message: String) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retriable()

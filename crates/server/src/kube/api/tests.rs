@@ -110,11 +110,14 @@ async fn answered(world: World, request: Request<Body>, options: KubeApiOptions,
                     assert_eq!(response.headers()[CACHE_STATUS], "kubefan; fwd=bypass");
                     return "upstream".to_owned();
                 }
-                None if response.headers().contains_key(CACHE_STATUS) => "cache",
-                None => "kubefan",
+                None => match response.headers().get(CACHE_STATUS) {
+                    Some(status) if status == NOT_CACHED => "client",
+                    Some(_) => "cache",
+                    None => "kubefan",
+                },
             };
             let answer = format!("{by} {}", response.status().as_u16());
-            let about_the_request = ["kubefan 400", "kubefan 405", "kubefan 406", "kubefan 410"];
+            let about_the_request = ["kubefan 400", "kubefan 405", "kubefan 406", "kubefan 410", "client 504"];
             let is_answer = match by {
                 "cache" => !["cache 429", "cache 503"].contains(&&*answer),
                 _ => about_the_request.contains(&&*answer),
@@ -137,16 +140,26 @@ fn options(narrowed_by: &str, gates: &[&str]) -> KubeApiOptions {
 }
 
 /// Sends a request with these headers, with passthrough and without.
+///
+/// A client that reads at upstream by itself gets the same answers, and a 504 instead of upstream's.
 async fn both(world: World, request: &str, headers: &[(&str, &str)], options: &KubeApiOptions) -> [String; 2] {
     let (method, uri) = request.split_once(' ').unwrap_or(("GET", request));
-    let mut all = Vec::new();
-    for is_passed_through in [true, false] {
+    let built = |headers: &[(&str, &str)]| {
         let request = Request::builder().method(method).uri(uri);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let request = request.body(Body::empty()).unwrap();
-        all.push(answered(world, request, options.clone(), is_passed_through).await);
+        request.body(Body::empty()).unwrap()
+    };
+    let with = answered(world, built(headers), options.clone(), true).await;
+    let without = answered(world, built(headers), options.clone(), false).await;
+    if method == "GET" {
+        let cached_only = [headers, &[("cache-control", "no-transform, only-if-cached")]].concat();
+        for is_passed_through in [true, false] {
+            let answer = answered(world, built(&cached_only), options.clone(), is_passed_through).await;
+            let expected = if with == "upstream" { "client 504" } else { &with };
+            assert_eq!(answer, expected, "{world:?}: {uri} {headers:?}, only if cached");
+        }
     }
-    all.try_into().unwrap()
+    [with, without]
 }
 
 #[tokio::test(start_paused = true)]

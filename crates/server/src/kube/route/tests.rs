@@ -122,6 +122,7 @@ fn text(route: Route) -> String {
         Route::Forward => "upstream".to_owned(),
         Route::Refuse(Refused::Plain(failure)) => format!("kubefan {}", failure.code()),
         Route::Refuse(Refused::ByCache(failure)) => format!("cache {}", failure.code()),
+        Route::Refuse(Refused::NotCached(failure)) => format!("client {}", failure.code()),
         Route::Refuse(Refused::Event(failure, _)) => format!("event {}", failure.code()),
         Route::Needs(Need::StartForLater(format)) => format!("needs start {format}"),
         Route::Needs(Need::Cache { format, waits_for_sync: false }) => format!("needs cache {format}"),
@@ -594,7 +595,9 @@ fn no_need_is_asked_for_twice() {
     const READS: [&str; 12] =
         [PODS, ANY, AT_431, POD, ANY_POD, POD_AT_431, WATCH, ANY_WATCH, WATCH_AFTER_431, WATCH_AT_431, WATCH_NOW, PAGE];
     for uri in READS {
-        for fallback in [Fallback::Upstream, Fallback::Off, Fallback::CacheOnly(CacheOnly::ShardSelector)] {
+        for fallback in
+            [Fallback::Upstream, Fallback::Client, Fallback::Off, Fallback::CacheOnly(CacheOnly::ShardSelector)]
+        {
             for narrowed_by in [&*ALL, &*NARROW] {
                 let (mut read, _) = fetched(uri, fallback);
                 read.formats = vec![format(Media::Protobuf), None, format(Media::Json)];
@@ -621,6 +624,8 @@ fn requests_that_upstream_might_misread_are_refused() {
         assert_eq!(switched(cache_only, Mode::Passthrough), "kubefan 400");
         assert_eq!(switched(cache_only, Mode::Deny), "kubefan 403");
         assert_eq!(switched(Fallback::Upstream, Mode::Passthrough), "upstream");
+        assert_eq!(switched(Fallback::Client, Mode::Passthrough), "client 504");
+        assert_eq!(switched(Fallback::Client, Mode::Deny), "kubefan 403");
         assert_eq!(switched(Fallback::Off, Mode::Passthrough), "kubefan 503");
     }
 }
