@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,10 +24,10 @@ use super::{
     user::Identity,
 };
 
-/// The watches of a slice.
-const SLICE: usize = 50;
-/// The time between two slices: 500 watches end in a second.
-const SLICE_INTERVAL: Duration = Duration::from_millis(100);
+/// Watches that end per second at a change of the modes.
+pub const ENDS_PER_SECOND: u32 = 500;
+/// The number of slices in which watches end per second.
+const SLICES_PER_SECOND: u32 = 10;
 
 /// The mode because of which a read is not answered from the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +54,8 @@ impl Switched {
             ),
             Mode::Passthrough | Mode::Cache => format!(
                 "kubefan's operator has switched {resource} to the apiserver (mode Passthrough, under modes in kubefan's \
-                 configuration file): kubefan forwards its reads over HTTP, and answers none over gRPC; try again later, or \
-                 read from the apiserver"
+                 configuration file), or an alarm of kubefan fires (tuning.passthroughOnAlarm): kubefan forwards its reads \
+                 over HTTP, and answers none over gRPC; try again later, or read from the apiserver"
             ),
         }
     }
@@ -64,6 +64,8 @@ impl Switched {
 /// The modes in force.
 pub struct Switches {
     modes: ArcSwap<Modes>,
+    /// Whether `Passthrough` takes the place of `Cache`.
+    bypasses_caches: AtomicBool,
     /// `None` if the modes never change.
     open: Option<Mutex<HashMap<u64, Arc<RegisteredWatch>>>>,
     /// The number of the last watch.
@@ -124,13 +126,17 @@ fn identity(caller: Option<&Caller>) -> Option<&Identity> {
 impl Switches {
     /// Modes that never change: no watch needs to be known.
     pub fn fixed(modes: Modes) -> Arc<Self> {
-        Arc::new(Self { modes: ArcSwap::from_pointee(modes), open: None, last: AtomicU64::new(0) })
+        Self::build(modes, None)
     }
 
     /// Modes that may change.
     pub fn new(modes: Modes) -> Arc<Self> {
-        let open = Some(Mutex::default());
-        Arc::new(Self { modes: ArcSwap::from_pointee(modes), open, last: AtomicU64::new(0) })
+        Self::build(modes, Some(Mutex::default()))
+    }
+
+    fn build(modes: Modes, open: Option<Mutex<HashMap<u64, Arc<RegisteredWatch>>>>) -> Arc<Self> {
+        let modes = ArcSwap::from_pointee(modes);
+        Arc::new(Self { modes, bypasses_caches: AtomicBool::new(false), open, last: AtomicU64::new(0) })
     }
 
     fn open(&self) -> Option<MutexGuard<'_, HashMap<u64, Arc<RegisteredWatch>>>> {
@@ -139,13 +145,16 @@ impl Switches {
 
     /// Whether any read may be answered in another mode than `Cache`.
     pub fn is_any_set(&self) -> bool {
-        !self.modes.load().rules().is_empty()
+        self.bypasses_caches.load(Ordering::Acquire) || !self.modes.load().rules().is_empty()
     }
 
     /// Returns the mode of a caller's reads of a resource. `None` if that depends on the caller,
     /// which is not known.
     pub fn mode(&self, group: &str, resource: &str, caller: Option<&Caller>) -> Option<Mode> {
-        self.modes.load().mode(group, resource, identity(caller))
+        match self.modes.load().mode(group, resource, identity(caller)) {
+            Some(Mode::Cache) if self.bypasses_caches.load(Ordering::Acquire) => Some(Mode::Passthrough),
+            mode => mode,
+        }
     }
 
     /// Succeeds if a cache may answer the caller. A caller that is not known may read nothing that
@@ -163,6 +172,12 @@ impl Switches {
     /// Replaces the modes. Watches that are open continue until [`Self::end_concerned`].
     pub fn replace(&self, modes: Modes) {
         self.modes.store(Arc::new(modes));
+    }
+
+    /// Sets whether the apiserver answers all reads that a cache would answer. As with
+    /// [`Self::replace`], open watches continue until [`Self::end_concerned`].
+    pub fn bypass_caches(&self, bypasses: bool) {
+        self.bypasses_caches.store(bypasses, Ordering::Release);
     }
 
     /// Makes a watch known. If another mode answers it, `end` is set and `wake` is called.
@@ -200,17 +215,19 @@ impl Switches {
         true
     }
 
-    /// Ends the watches that another mode would answer now, slice by slice. Each is judged by the
-    /// modes of the moment. Returns how many have ended.
-    pub async fn end_concerned(&self) -> usize {
+    /// Ends the watches that another mode would answer now, so many per second. Each is judged by
+    /// the modes of the moment. Returns how many have ended.
+    pub async fn end_concerned(&self, per_second: u32) -> usize {
+        let slice = (per_second / SLICES_PER_SECOND).max(1);
+        let interval = Duration::from_secs(1) * slice / per_second.max(1);
         let all: Vec<Arc<RegisteredWatch>> = match self.open() {
             Some(open) => open.values().filter(|open| self.must_end(&open.watch)).cloned().collect(),
             None => return 0,
         };
         let mut ended = 0;
-        for slice in all.chunks(SLICE) {
+        for slice in all.chunks(slice as usize) {
             ended += slice.iter().filter(|open| self.end_if_concerned(open)).count();
-            sleep(SLICE_INTERVAL).await;
+            sleep(interval).await;
         }
         ended
     }

@@ -305,7 +305,8 @@ impl App {
         let lists_and_watches_at = source.name().to_owned();
         let caches = Caches { source, peers, memory_bytes_max: memory.bytes_max() };
         let CachesHandle { registry, informers } = caches.build(shared);
-        let callers = Callers { client_cas: self.client_cas, modes_change: self.watched.is_some() };
+        let modes_change = self.watched.is_some() || config.serving.passthrough_on_alarm;
+        let callers = Callers { client_cas: self.client_cas, modes_change };
         let CallersHandle { access, switches } = callers.build(shared, &registry);
         let (data_tls, admin_tls) = tls.map(|tls| (tls.data, tls.admin)).unzip();
         let forwarder = self.forwarder;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kubefan_access::Switches;
+use kubefan_access::{Switches, switches::ENDS_PER_SECOND};
 use kubefan_informers::Registry;
 use kubefan_server::reader::Reader;
 use tokio::sync::Notify;
@@ -64,7 +64,7 @@ fn apply(
             let modes = after.modes.modes.clone();
             let registry = registry.clone();
             _ending = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-                let ended = switches.end_concerned().await;
+                let ended = switches.end_concerned(ENDS_PER_SECOND).await;
                 info!(ended, "the open watches that the new modes concern have ended");
                 mode_names::warn_of_unmatched(&modes, registry.discovery()).await;
             })));

@@ -49,7 +49,7 @@ impl AdminPort {
             access: callers::admin_access(shared.config, access),
             catalog: Arc::new(CacheCatalog(registry.clone())),
             subscribers,
-            history: sample(shared, registry),
+            history: sample(shared, registry, access.switches()),
             registry: shared.metrics.registry().clone(),
             refresh: Box::new(move || refreshed.refresh_gauges()),
             readiness: Box::new(move || with_certificate(managed.as_ref(), ready.readiness())),

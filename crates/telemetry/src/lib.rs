@@ -1,5 +1,6 @@
 //! Metrics, logs, traces and process statistics.
 
+pub mod alarms;
 pub mod cgroup;
 pub mod last_hour;
 pub mod logging;

@@ -17,7 +17,7 @@ mod span_export;
 use std::sync::Arc;
 
 use kubefan_model::{GroupVersionResource, Media, Scope};
-use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 pub use self::{
     access::{AccessMetrics, ReviewMetrics},
@@ -30,7 +30,7 @@ pub use self::{
     span_export::TraceMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};
-use super::requests::RequestMetrics;
+use super::{alarms::Alarm, requests::RequestMetrics};
 
 /// All metrics of one kubefan.
 pub struct Metrics {
@@ -49,6 +49,7 @@ pub struct Metrics {
     memory_used: IntGauge,
     memory_max: IntGauge,
     memory_step: IntGauge,
+    alarms: IntGaugeVec,
     peers_refused: IntCounter,
     upstream_requests: IntCounterVec,
     connections: IntGauge,
@@ -113,6 +114,14 @@ impl Metrics {
         for refused in PassthroughRefusal::ALL {
             passthrough_refused.with_label_values(&[refused.as_str()]);
         }
+        let alarms = register.int_gauges(
+            "kubefan_alarm",
+            "1 while this alarm of kubefan itself fires, by alarm.",
+            &["alarm"],
+        )?;
+        for alarm in Alarm::ALL {
+            alarms.with_label_values(&[alarm.as_str()]);
+        }
         Ok(Self {
             caches: Arc::new(CacheFamilies::new(&register)?),
             requests: RequestMetrics::new(&registry)?,
@@ -136,6 +145,7 @@ impl Metrics {
                 "kubefan_memory_pressure_step",
                 "Memory pressure step, from 0 (none) to 4 (no snapshot is admitted).",
             )?,
+            alarms,
             peers_refused: register.counter(
                 "kubefan_peers_refused_total",
                 "Connections to the peer port whose client did not prove to be a peer.",
@@ -258,6 +268,13 @@ impl Metrics {
         self.memory_used.set(number(used));
         self.memory_max.set(number(bytes_max));
         self.memory_step.set(number(step));
+    }
+
+    /// Sets the alarms that fire.
+    pub fn set_alarms(&self, firing: &[Alarm]) {
+        for alarm in Alarm::ALL {
+            self.alarms.with_label_values(&[alarm.as_str()]).set(i64::from(firing.contains(&alarm)));
+        }
     }
 
     /// The metrics of the gate for snapshots.

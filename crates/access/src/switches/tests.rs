@@ -53,7 +53,7 @@ async fn a_change_ends_the_watches_that_it_concerns_and_no_others() {
     let unknown = Watch::open(&switches, "pods", None, Answerer::ApiserverWithoutCache);
     switches.replace(modes(&[("pods", Some("noisy"), Mode::Deny)]));
     assert!(!noisy.has_ended(), "until its turn");
-    assert_eq!(switches.end_concerned().await, 3);
+    assert_eq!(switches.end_concerned(ENDS_PER_SECOND).await, 3);
     assert!(noisy.has_ended() && forwarded.has_ended());
     assert!(unknown.has_ended(), "who reads decides now, so its client must say it");
     assert!(!quiet.has_ended() && !nodes.has_ended());
@@ -65,12 +65,12 @@ async fn watches_follow_a_resource_to_passthrough_and_back() {
     let cached = Watch::open(&switches, "pods", None, Answerer::Cache);
     let forwarded = Watch::open(&switches, "pods", None, Answerer::ApiserverWithoutCache);
     switches.replace(modes(&[("pods", None, Mode::Passthrough)]));
-    assert_eq!(switches.end_concerned().await, 1);
+    assert_eq!(switches.end_concerned(ENDS_PER_SECOND).await, 1);
     assert!(cached.has_ended() && !forwarded.has_ended(), "what the apiserver answers stays there");
     let passed = Watch::open(&switches, "pods", None, Answerer::ApiserverByMode);
     switches.replace(Modes::default());
     drop(cached);
-    assert_eq!(switches.end_concerned().await, 1);
+    assert_eq!(switches.end_concerned(ENDS_PER_SECOND).await, 1);
     assert!(passed.has_ended() && !forwarded.has_ended());
 }
 
@@ -88,13 +88,40 @@ async fn many_watches_end_in_slices_and_a_change_in_between_spares_the_rest() {
     switches.replace(modes(&[("pods", None, Mode::Deny)]));
     let ending = tokio::spawn({
         let switches = switches.clone();
-        async move { switches.end_concerned().await }
+        async move { switches.end_concerned(ENDS_PER_SECOND).await }
     });
-    sleep(SLICE_INTERVAL + SLICE_INTERVAL / 2).await;
-    assert_eq!(ended(), 2 * SLICE);
+    sleep(Duration::from_millis(150)).await;
+    assert_eq!(ended(), 100);
     switches.replace(Modes::default());
-    assert_eq!(ending.await.unwrap(), 2 * SLICE);
-    assert_eq!(ended(), 2 * SLICE);
+    assert_eq!(ending.await.unwrap(), 100);
+    assert_eq!(ended(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_caches_are_bypassed_until_they_are_not() {
+    let switches = Switches::new(modes(&[("secrets", None, Mode::Deny), ("nodes", Some("jo"), Mode::Cache)]));
+    let jo = caller("jo");
+    let mode = |resource| switches.mode("", resource, Some(&jo));
+    let cached: Vec<Watch> = (0..4).map(|_| Watch::open(&switches, "pods", None, Answerer::Cache)).collect();
+    assert_eq!(
+        [mode("pods"), mode("nodes"), mode("secrets")],
+        [Some(Mode::Cache), Some(Mode::Cache), Some(Mode::Deny)]
+    );
+    switches.bypass_caches(true);
+    let passed = Some(Mode::Passthrough);
+    assert_eq!([mode("pods"), mode("nodes"), mode("secrets")], [passed, passed, Some(Mode::Deny)]);
+    let ending = tokio::spawn({
+        let switches = switches.clone();
+        async move { switches.end_concerned(2).await }
+    });
+    sleep(Duration::from_millis(600)).await;
+    assert_eq!(cached.iter().filter(|watch| watch.has_ended()).count(), 2, "two per second");
+    assert_eq!(ending.await.unwrap(), 4);
+    let passed = Watch::open(&switches, "pods", None, Answerer::ApiserverByMode);
+    switches.bypass_caches(false);
+    assert_eq!(switches.end_concerned(ENDS_PER_SECOND).await, 1);
+    assert!(passed.has_ended());
+    assert_eq!(mode("pods"), Some(Mode::Cache));
 }
 
 #[test]

@@ -198,6 +198,9 @@ impl ServeConfig {
         if serving.consistent_reads == ConsistentReads::Upstream {
             access.require("tuning.consistentReads: upstream", &[Requirement::Forwarding])?;
         }
+        if serving.passthrough_on_alarm {
+            access.require("tuning.passthroughOnAlarm", &[Requirement::Forwarding])?;
+        }
         self.modes.check(*access)?;
         given.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         if self.cache.resources.is_empty() && !self.on_demand.is_on {

@@ -23,7 +23,7 @@ use serde::Deserialize;
 use super::{
     ByteSize, ConfigError, Duration, ListenAddress,
     managed_tls::{self, TlsSource},
-    rules::{any, any_duration, at_least, optional, size_in_memory, unusable, wait, wait_or_never},
+    rules::{any, any_duration, at_least, optional, or_false, size_in_memory, unusable, wait, wait_or_never},
     section::section,
 };
 
@@ -218,6 +218,10 @@ section! {
     /// Set it if clients use one of these before the apiserver has it.
     /// [default: all are false]
     tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
+    /// While an alarm of this kubefan fires (kubefan_alarm), let the apiserver answer reads, as
+    /// with mode Passthrough for every resource. Clients with a fallback then leave kubefan. Set it
+    /// while the first programs move to kubefan.
+    tuning.passthrough_on_alarm("BOOL"): bool => passthrough_on_alarm: bool, or_false;
     /// Over HTTP, compress watches, and lists and objects of 128 KiB or more, for clients that
     /// accept gzip. Turn it off if kubefan's CPU time costs more than bytes on the network.
     tuning.gzip("BOOL"): bool = true => gzip: bool, any;

@@ -224,7 +224,7 @@ mod tests {
                 drain.cancel();
             } else {
                 switches.replace(Modes::new(vec![deny.clone()]));
-                assert_eq!(switches.end_concerned().await, 1);
+                assert_eq!(switches.end_concerned(500).await, 1);
             }
             assert!(open.now_or_never().is_some(), "by a drain: {is_drained}");
         }

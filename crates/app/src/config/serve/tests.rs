@@ -221,10 +221,16 @@ fn each_contradiction_names_its_options() {
         // Peers speak over mutual TLS.
         &[(&["--peers=p:1"], "--peers needs --peer-cert-file"), (&["--peer-listen=:1"], "--peer-listen needs --peer-")],
         // Nothing is forwarded with a profile that refuses requests.
-        &[(
-            &["--access=local-cache-only", "tuning.consistentReads=upstream"],
-            "tuning.consistentReads: upstream needs requests to be forwarded to the apiserver",
-        )],
+        &[
+            (
+                &["--access=local-cache-only", "tuning.consistentReads=upstream"],
+                "tuning.consistentReads: upstream needs requests to be forwarded to the apiserver",
+            ),
+            (
+                &["--access=local-cache-only", "tuning.passthroughOnAlarm=true"],
+                "tuning.passthroughOnAlarm needs requests to be forwarded to the apiserver",
+            ),
+        ],
         // A record needs a file.
         &[(&["--audit-log-mode=blocking-strict"], "--audit-log-mode needs --audit-log-path")],
         // The rights of a socket need a socket.

@@ -141,7 +141,8 @@ fn options(narrowed_by: &str, gates: &[&str]) -> KubeApiOptions {
 
 /// Sends a request with these headers, with passthrough and without.
 ///
-/// A client that reads at upstream by itself gets the same answers, and a 504 instead of upstream's.
+/// A client that reads at upstream by itself gets the same answers, and a 504 instead of
+/// upstream's.
 async fn both(world: World, request: &str, headers: &[(&str, &str)], options: &KubeApiOptions) -> [String; 2] {
     let (method, uri) = request.split_once(' ').unwrap_or(("GET", request));
     let built = |headers: &[(&str, &str)]| {
