@@ -88,7 +88,7 @@ func Connect(ctx context.Context, address string, options Options) (*Client, err
 		return nil, &Error{Address: address, Code: codes.InvalidArgument, Message: err.Error()}
 	}
 	if err := client.reach(ctx); err != nil {
-		if client.fallback != nil && ctx.Err() == nil && client.fallback.note(errorOf(err, address), 0) == verdictAway {
+		if client.fallback != nil && ctx.Err() == nil && client.fallback.note(ctx, form{}, errorOf(err, address), 0) == verdictAway {
 			// Reads go to the apiserver.
 			return client, nil
 		}
@@ -185,7 +185,7 @@ func (c *Client) ListChunks(
 		Target: target.message(), ResourceVersion: version, Projection: options.Projection.message(false),
 		Encoding: options.Encoding.message(),
 	}
-	read := &eitherRead{}
+	read := &eitherRead{form: formOf("list", target)}
 	read.send = func(ctx context.Context) error {
 		ctx, answered, cancel := c.answerLimit(ctx)
 		defer cancel()
@@ -242,7 +242,7 @@ func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*
 		Encoding: options.Encoding.message(),
 	}
 	var response *api.GetResponse
-	read := &eitherRead{}
+	read := &eitherRead{form: formOf("get", target)}
 	read.send = func(ctx context.Context) (err error) {
 		ctx, _, cancel := c.answerLimit(ctx)
 		defer cancel()

@@ -3,7 +3,6 @@ package kubefan
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -22,6 +21,8 @@ const (
 	answerMax = 10 * time.Second
 	// refusedFor is for how long a watch that kubefan has no answer for stays at the apiserver.
 	refusedFor = 5 * time.Minute
+	// busyFor is the same after answers that ask to come back later.
+	busyFor = time.Minute
 )
 
 // Budget limits the reads that clients start at the apiserver while kubefan is away.
@@ -116,6 +117,17 @@ type fallbackReads struct {
 	mu sync.Mutex
 	// resolved has the resources that kubefan has resolved, by the target's name of it.
 	resolved map[[3]string]*api.ResolvedResource
+	busy     map[form]fallback.Busy
+}
+
+// form has the parts of a call whose answers count together.
+type form struct {
+	method   string
+	resource [3]string
+}
+
+func formOf(method string, target Target) form {
+	return form{method: method, resource: resolvedKey(target)}
 }
 
 func newFallback(client *Client, options Options, clock fallback.Clock) *fallbackReads {
@@ -141,14 +153,13 @@ func newFallback(client *Client, options Options, clock fallback.Clock) *fallbac
 	made := &fallbackReads{
 		apiserver: options.Apiserver, clock: clock, onStart: options.OnStart,
 		gate:     fallback.NewGate(clock, rand.Float64, options.Budget),
-		resolved: map[[3]string]*api.ResolvedResource{},
+		resolved: map[[3]string]*api.ResolvedResource{}, busy: map[form]fallback.Busy{},
 	}
 	made.monitor = fallback.NewMonitor(fallback.Settings{
 		Clock: clock, Random: rand.Float64, Probe: client.isServing, OnSide: onSide,
 	})
 	made.silence = &silence{clock: clock, check: client.answers, failed: func() {
-		epoch := made.monitor.Look().Epoch
-		made.monitor.Note(errHangs.Error(), func(machine *fallback.Machine, now time.Time) { machine.Failed(now, epoch) })
+		made.fails(made.monitor.Look().Epoch, errHangs)
 	}}
 	return made
 }
@@ -161,22 +172,43 @@ func (c *Client) isServing(ctx context.Context) bool {
 }
 
 // note notes the outcome of a call to kubefan that was made in this epoch.
-func (f *fallbackReads) note(err *Error, epoch uint64) verdict {
+func (f *fallbackReads) note(ctx context.Context, asked form, err *Error, epoch uint64) verdict {
 	if f.monitor.Closed().Err() != nil {
 		return verdictAnswered
 	}
 	found := verdictOf(err)
-	f.monitor.Note(fmt.Sprint(err), func(machine *fallback.Machine, now time.Time) {
-		switch found {
-		case verdictAway:
-			machine.Failed(now, epoch)
-		case verdictBusy:
-			machine.Busy(now, epoch)
-		default:
-			machine.Answered()
+	if f.isBusyForLong(asked, found) {
+		isServing, ctxErr := f.monitor.IsServing(ctx)
+		switch {
+		case ctxErr != nil:
+			return verdictBusy
+		case isServing:
+			// One resource or one limit is no outage: the others stay.
+			return verdictRefused
 		}
-	})
+		found = verdictAway
+	}
+	if found == verdictAway {
+		f.fails(epoch, err)
+	}
 	return found
+}
+
+func (f *fallbackReads) fails(epoch uint64, reason error) {
+	f.monitor.Note(reason.Error(), func(machine *fallback.Machine, now time.Time) { machine.Failed(now, epoch) })
+}
+
+func (f *fallbackReads) isBusyForLong(asked form, found verdict) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if found != verdictBusy {
+		delete(f.busy, asked)
+		return false
+	}
+	row := f.busy[asked]
+	lasts := row.Lasts(f.clock.Now())
+	f.busy[asked] = row
+	return lasts
 }
 
 // untilClosed is a context that also ends with the client.
@@ -241,6 +273,7 @@ func (f *fallbackReads) waitForStart(ctx context.Context, hasState bool, changed
 
 // eitherRead is a list or a get, as it is made at kubefan and at the apiserver.
 type eitherRead struct {
+	form form
 	send, direct func(context.Context) error
 	// isPartial: the caller has got a part of kubefan's answer, so no other may follow.
 	isPartial bool
@@ -260,10 +293,10 @@ func (c *Client) readEither(ctx context.Context, read *eitherRead) error {
 				return err
 			}
 			if err == nil || read.isPartial {
-				c.fallback.note(nil, view.Epoch)
+				c.fallback.note(ctx, read.form, nil, view.Epoch)
 				return err
 			}
-			found := c.fallback.note(errorOf(err, c.address), view.Epoch)
+			found := c.fallback.note(ctx, read.form, errorOf(err, c.address), view.Epoch)
 			if found == verdictAnswered || found == verdictBusy {
 				return err
 			}

@@ -28,8 +28,10 @@ type watchFallback struct {
 	direct *directWatch
 	// directAt is the time of the next attempt after an error of the apiserver.
 	directAt time.Time
-	// refusedUntil is the time for which kubefan has no answer for this watch.
+	// refusedUntil is the time for which kubefan has no answer for this watch: refusedFor after its
+	// start at the apiserver.
 	refusedUntil time.Time
+	refusedFor   time.Duration
 	// hadState: the caller has a state, although the version has expired.
 	hadState bool
 	// barred: the apiserver has refused this watch in the outage barredIn.
@@ -149,14 +151,15 @@ func (w *WatchStream) noteOpened(err error) bool {
 		return false
 	}
 	if err == nil {
-		w.reads.note(nil, w.openEpoch)
+		w.reads.note(w.ctx, formOf("watch", w.target), nil, w.openEpoch)
 		return false
 	}
-	switch w.reads.note(errorOf(err, w.client.address), w.openEpoch) {
+	failure := errorOf(err, w.client.address)
+	switch w.reads.note(w.ctx, formOf("watch", w.target), failure, w.openEpoch) {
 	case verdictAway:
 		return w.goesDirect()
 	case verdictRefused:
-		w.refusedUntil = time.Now().Add(refusedFor)
+		w.refuse(failure)
 		return true
 	default:
 		return false
@@ -201,6 +204,7 @@ func (w *WatchStream) openDirect() (item WatchItem, done bool, _ error) {
 	// Before the requests are sent: an apiserver that hangs must not keep the watch from kubefan.
 	leave := func() { direct.cancel(errLeave) }
 	if view.IsHealthy {
+		w.refusedUntil = time.Now().Add(w.refusedFor)
 		stop := w.reads.clock.AfterFunc(time.Until(w.refusedUntil), leave)
 		context.AfterFunc(direct.ctx, stop)
 	} else {
@@ -379,6 +383,15 @@ func (w *WatchStream) isRefused(failure *Error) bool {
 	if w.reads == nil || verdictOf(failure) != verdictRefused {
 		return false
 	}
-	w.refusedUntil = time.Now().Add(refusedFor)
+	w.refuse(failure)
 	return true
+}
+
+// refuse lets the watch go on at the apiserver although kubefan is healthy.
+func (w *WatchStream) refuse(failure *Error) {
+	w.refusedFor = refusedFor
+	if verdictOf(failure) == verdictBusy {
+		w.refusedFor = busyFor
+	}
+	w.refusedUntil = time.Now().Add(w.refusedFor)
 }

@@ -428,3 +428,57 @@ func TestAVersionIsMappedToTheApiserver(t *testing.T) {
 		}
 	}
 }
+
+func TestOneBusyResourceMovesAlone(t *testing.T) {
+	leaks.Check(t)
+	busy := scripted.Refusal(codes.Unavailable, ReasonNotSynced, "not synced")
+	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(10)},
+		scripted.Answer{Err: busy}, scripted.Answer{Err: busy})
+	apiserver := &fakeApiserver{
+		lists: []*ObjectList{{ResourceVersion: "20.end"}, {ResourceVersion: "21.end"}}, watches: []*fakeEvents{{}},
+	}
+	s := newScene(t, server, apiserver, WatchOptions{})
+	server.Health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	check(t, s.words(t, 2), "SnapshotBegin", "SnapshotEnd 10")
+
+	broken := s.client.Watch(t.Context(), Target{Resource: "brokens"}, WatchOptions{Backoff: fast})
+	defer broken.Close()
+	if item, err := broken.Next(); err != nil || item.Kind != ItemDisconnected {
+		t.Fatal(item, err)
+	}
+	s.clock.Advance(10 * time.Second)
+	for range 2 {
+		if _, err := broken.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if item, err := broken.Next(); err != nil || item.Kind != ItemSnapshotBegin {
+		t.Fatal(item, err)
+	}
+	check(t, apiserver.asked(), "list")
+
+	server.OnList(
+		func(*api.ListRequest) ([]*api.ListResponse, error) { return nil, busy },
+		func(*api.ListRequest) ([]*api.ListResponse, error) { return nil, busy },
+		func(*api.ListRequest) ([]*api.ListResponse, error) { return nil, busy },
+	)
+	if _, err := s.client.List(t.Context(), Target{Resource: "brokens"}, ReadOptions{}); !IsRetryable(err) {
+		t.Error("a list moves with the first answer:", err)
+	}
+	s.clock.Advance(10 * time.Second)
+	if list, err := s.client.List(t.Context(), Target{Resource: "brokens"}, ReadOptions{}); err != nil || list.ResourceVersion != "21.end" {
+		t.Error(list, err)
+	}
+	if side := s.client.fallback.monitor.Side(); side != fallback.Healthy {
+		t.Error("one resource moves the client:", side)
+	}
+
+	server.Health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	apiserver.lists = []*ObjectList{{ResourceVersion: "22.end"}}
+	if list, err := s.client.List(t.Context(), Target{Resource: "brokens"}, ReadOptions{}); err != nil || list.ResourceVersion != "22.end" {
+		t.Error(list, err)
+	}
+	if side := s.client.fallback.monitor.Side(); side == fallback.Healthy {
+		t.Error("a busy kubefan that does not serve is healthy")
+	}
+}

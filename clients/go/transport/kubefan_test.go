@@ -372,7 +372,7 @@ func TestBusyForSomeSecondsIsAnAnswerAndForLongerNone(t *testing.T) {
 	pair := attached(t, setting{})
 	pair.kubefan.on(says(http.StatusTooManyRequests, "busy", "Retry-After: 1"))
 	pair.expect(list, "429 busy")
-	pair.clock.advance(busyMax - 1)
+	pair.clock.advance(fallback.BusyMax - 1)
 	pair.expect(list, "429 busy")
 	pair.clock.advance(1)
 	pair.expect(list, "200 apiserver")
@@ -386,7 +386,7 @@ func TestBusyForSomeSecondsIsAnAnswerAndForLongerNone(t *testing.T) {
 	pair.kubefan.on(says(http.StatusTooManyRequests, "busy", "Retry-After: 1"))
 	pair.kubefan.hasHealth(nil)
 	pair.expect(list, "429 busy")
-	pair.clock.advance(busyMax)
+	pair.clock.advance(fallback.BusyMax)
 	pair.expect(list, "200 apiserver")
 	if lines := pair.logged.all(); len(lines) != 1 || !strings.Contains(lines[0], "kubefan is away") {
 		t.Error("its health says that it does not serve", lines)

@@ -3,6 +3,8 @@ package transport
 import (
 	"sync"
 	"time"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 const (
@@ -15,12 +17,6 @@ const (
 	// for one without a cache. kubefan also passes on single reads of what it caches, such as those
 	// that come before it has proved that its state is fresh.
 	passedOnMax = 3
-	// busyMax is for how long kubefan may answer 429 to reads of one form. A cache that starts
-	// answers so for some seconds.
-	busyMax = 10 * time.Second
-	// busyPause is the longest time between two 429 in a row. client-go's reflectors ask again
-	// within a minute.
-	busyPause = 2 * time.Minute
 	// sweptMin is the number of forms from which those that are too old are forgotten.
 	sweptMin = 100
 )
@@ -42,8 +38,8 @@ type lesson struct {
 	lasts time.Duration
 	// passedOn is the number of answers in a row that kubefan has passed on.
 	passedOn int
-	// busySince is the time of the first 429 in a row, and busyAt that of the last one.
-	busySince, busyAt time.Time
+	// busy is the row of 429.
+	busy fallback.Busy
 	// notedAt is the time of the last answer.
 	notedAt time.Time
 }
@@ -70,24 +66,21 @@ func (l *learned) passedOn(of form, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := l.forms[of]
-	found.busySince, found.busyAt = time.Time{}, time.Time{}
+	found.busy = fallback.Busy{}
 	if found.passedOn++; found.passedOn >= passedOnMax {
 		found = found.lastingAs(uncached, now)
 	}
 	l.keep(of, found, now)
 }
 
-// isBusyForLong counts a 429. It returns true if kubefan has answered so for busyMax.
+// isBusyForLong counts a 429. It returns true if kubefan has answered nothing else for a while.
 func (l *learned) isBusyForLong(of form, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := l.forms[of]
-	if now.Sub(found.busyAt) > busyPause {
-		found.busySince = now
-	}
-	found.busyAt = now
+	lasts := found.busy.Lasts(now)
 	l.keep(of, found, now)
-	return now.Sub(found.busySince) >= busyMax
+	return lasts
 }
 
 // answered forgets what was learned: there is a cache.

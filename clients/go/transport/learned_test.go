@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 var (
@@ -63,10 +65,10 @@ func TestBusyForLongIsOfOneFormAndInARow(t *testing.T) {
 		between func(form)
 		want    bool
 	}{
-		{0, nil, false}, {busyMax - 1, nil, false}, {1, nil, true}, {busyPause, nil, true},
-		{busyPause + 1, nil, false}, {busyMax, nil, true},
-		{1, known.answered, false}, {busyMax, nil, true},
-		{1, func(of form) { known.passedOn(of, now) }, false}, {busyMax, nil, true},
+		{0, nil, false}, {fallback.BusyMax - 1, nil, false}, {1, nil, true}, {fallback.BusyPause, nil, true},
+		{fallback.BusyPause + 1, nil, false}, {fallback.BusyMax, nil, true},
+		{1, known.answered, false}, {fallback.BusyMax, nil, true},
+		{1, func(of form) { known.passedOn(of, now) }, false}, {fallback.BusyMax, nil, true},
 	} {
 		now = now.Add(step.after)
 		if step.between != nil {

@@ -3,10 +3,6 @@ package fallback
 import "time"
 
 const (
-	// BusyMax is for how long kubefan may answer nothing but "later" before it counts as away.
-	BusyMax = 10 * time.Second
-	// BusyPause is the longest time between two "later" in a row. Clients retry within a minute.
-	BusyPause = 2 * time.Minute
 	// HoldMin is for how long kubefan must be healthy before reads return to it.
 	HoldMin = 30 * time.Second
 	// HoldMax limits the hold of a kubefan that fails soon after each return.
@@ -41,10 +37,6 @@ type Machine struct {
 	side Side
 	// epoch counts the outages, so that an old failure does not begin a new one.
 	epoch uint64
-	// busySince is the time of the first "later" in a row. Zero: the last answer was another.
-	busySince time.Time
-	// busyAt is the time of the last "later".
-	busyAt time.Time
 	// returnedAt is the time of the last return.
 	returnedAt time.Time
 	// healthySince is the time of the first probe in a row that was answered.
@@ -74,27 +66,9 @@ func (m *Machine) Failed(now time.Time, epoch uint64) {
 	default:
 		m.hold = min(2*m.hold, HoldMax)
 	}
-	m.side, m.busySince = Away, time.Time{}
+	m.side = Away
 	m.epoch++
 }
-
-// Busy notes that kubefan asked to come back later.
-func (m *Machine) Busy(now time.Time, epoch uint64) {
-	if m.side != Healthy || epoch != m.epoch {
-		return
-	}
-	// Messages of open streams are no answers here, so only time can end an old row.
-	if m.busySince.IsZero() || now.Sub(m.busyAt) > BusyPause {
-		m.busySince = now
-	}
-	m.busyAt = now
-	if now.Sub(m.busySince) >= BusyMax {
-		m.Failed(now, epoch)
-	}
-}
-
-// Answered notes any other answer of kubefan.
-func (m *Machine) Answered() { m.busySince = time.Time{} }
 
 // Moved notes that a read was started at the apiserver. From then on kubefan must be healthy for a
 // while: a watch that moved should not move again soon.

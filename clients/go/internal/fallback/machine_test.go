@@ -18,8 +18,6 @@ func newSteps(t *testing.T) *steps {
 
 func (s *steps) after(d time.Duration) *steps { s.now = s.now.Add(d); return s }
 func (s *steps) fails() *steps                { s.machine.Failed(s.now, s.machine.epoch); return s }
-func (s *steps) isBusy() *steps               { s.machine.Busy(s.now, s.machine.epoch); return s }
-func (s *steps) answers() *steps              { s.machine.Answered(); return s }
 func (s *steps) moves() *steps                { s.machine.Moved(); return s }
 func (s *steps) probe(ok bool) *steps         { s.machine.Probed(s.now, ok); return s }
 
@@ -57,25 +55,12 @@ func TestAKubefanThatFailsSoonAfterEachReturnIsHeldLonger(t *testing.T) {
 	s.after(2 * HoldMax).fails().probe(true).is(Healthy)
 }
 
-func TestBusyForLongIsAway(t *testing.T) {
-	newSteps(t).isBusy().after(BusyMax - 1).isBusy().is(Healthy).after(1).isBusy().is(Away)
-	s := newSteps(t).isBusy().after(BusyMax - 1).answers().after(1).isBusy().is(Healthy)
-	s.after(BusyMax).isBusy().is(Away)
-}
-
-func TestTwoBusyAnswersFarApartAreNoOutage(t *testing.T) {
-	s := newSteps(t).isBusy().after(BusyPause + 1).isBusy().is(Healthy).after(BusyMax - 1).isBusy().is(Healthy)
-	s.after(1).isBusy().is(Away)
-	newSteps(t).isBusy().after(BusyPause).isBusy().is(Away)
-}
-
 func TestAnOldFailureBeginsNoOutage(t *testing.T) {
 	s := newSteps(t)
 	old := s.machine.epoch
 	s.fails().probe(true).is(Healthy)
 	s.machine.Failed(s.now, old)
-	s.machine.Busy(s.now.Add(-BusyMax), old)
-	s.isBusy().is(Healthy)
+	s.is(Healthy)
 }
 
 func TestAProbeOfAHealthyKubefanChangesNothing(t *testing.T) {

@@ -38,6 +38,14 @@ type Monitor struct {
 	// changed is closed when reads go to another server.
 	changed   chan struct{}
 	stopProbe func()
+	// question is one about kubefan's health that has no answer yet.
+	question *question
+}
+
+// question is shared by all that want to know the answer at the same time.
+type question struct {
+	done      chan struct{}
+	isServing bool
 }
 
 // NewMonitor returns a monitor that takes kubefan for healthy.
@@ -112,10 +120,40 @@ func (m *Monitor) arm() {
 	m.stopProbe = m.settings.Clock.AfterFunc(after, m.probe)
 }
 
-func (m *Monitor) probe() {
+// IsServing asks kubefan for its health. It returns false if kubefan does not serve, or does not
+// answer in time. The error is that of the context.
+func (m *Monitor) IsServing(ctx context.Context) (bool, error) {
+	asked := m.ask()
+	select {
+	case <-asked.done:
+		return asked.isServing, nil
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+func (m *Monitor) ask() *question {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.question == nil {
+		m.question = &question{done: make(chan struct{})}
+		go m.answer(m.question)
+	}
+	return m.question
+}
+
+func (m *Monitor) answer(asked *question) {
 	ctx, cancel := context.WithTimeout(m.ctx, probeMax)
-	isHealthy := m.settings.Probe(ctx)
-	cancel()
+	defer cancel()
+	asked.isServing = m.settings.Probe(ctx)
+	m.mu.Lock()
+	m.question = nil
+	m.mu.Unlock()
+	close(asked.done)
+}
+
+func (m *Monitor) probe() {
+	isHealthy, _ := m.IsServing(m.ctx)
 	reason := "kubefan's health is not SERVING"
 	if isHealthy {
 		reason = "kubefan's health is SERVING"
