@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,8 +34,9 @@ const (
 // Client is a client of one kubefan. It may be used from several goroutines, which share the
 // connection.
 type Client struct {
-	conn           *grpc.ClientConn
-	service        api.WatchServiceClient
+	// dial makes a connection, and conn has the present one.
+	dial           func() (*grpc.ClientConn, error)
+	conn           atomic.Pointer[grpc.ClientConn]
 	address        string
 	token          *token
 	connectTimeout time.Duration
@@ -117,7 +119,7 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, wrong(err)
 	}
-	conn, err := grpc.NewClient(where.target, append([]grpc.DialOption{
+	dialOptions := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
 		grpc.WithUserAgent("kubefan-go/" + version()),
 		grpc.WithDefaultServiceConfig(serviceConfig),
@@ -125,14 +127,16 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 		grpc.WithInitialConnWindowSize(connectionWindowBytes),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(options.MessageBytesMax)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: options.KeepaliveInterval, Timeout: options.KeepaliveTimeout}),
-	}, options.DialOptions...)...)
+	}, options.DialOptions...)
+	made := &Client{
+		dial:    func() (*grpc.ClientConn, error) { return grpc.NewClient(where.target, dialOptions...) },
+		address: address, token: token, connectTimeout: options.ConnectTimeout,
+	}
+	conn, err := made.dial()
 	if err != nil {
 		return nil, wrong(err)
 	}
-	made := &Client{
-		conn: conn, service: api.NewWatchServiceClient(conn), address: address, token: token,
-		connectTimeout: options.ConnectTimeout,
-	}
+	made.conn.Store(conn)
 	if options.Apiserver != nil {
 		made.fallback = newFallback(made, options, fallback.RealClock{})
 	}
@@ -144,15 +148,21 @@ func ConnectLazy(address string, options Options) (*Client, error) {
 func (c *Client) Close() error {
 	if c.fallback != nil {
 		c.fallback.monitor.Close()
+		// No other connection follows.
+		c.fallback.redialing.Lock()
+		defer c.fallback.redialing.Unlock()
 	}
-	return c.conn.Close()
+	return c.Conn().Close()
 }
 
 // Address is the one that the caller gave to Connect.
 func (c *Client) Address() string { return c.address }
 
-// Conn is the connection, for calls that this package does not have, such as gRPC health.
-func (c *Client) Conn() *grpc.ClientConn { return c.conn }
+// Conn is the connection, for calls that this package does not have, such as gRPC health. With an
+// Apiserver, a client whose kubefan hangs replaces its connection.
+func (c *Client) Conn() *grpc.ClientConn { return c.conn.Load() }
+
+func (c *Client) service() api.WatchServiceClient { return api.NewWatchServiceClient(c.Conn()) }
 
 // List returns the state at one version.
 func (c *Client) List(ctx context.Context, target Target, options ReadOptions) (*ObjectList, error) {
@@ -189,7 +199,7 @@ func (c *Client) ListChunks(
 	read.send = func(ctx context.Context) error {
 		ctx, answered, cancel := c.answerLimit(ctx)
 		defer cancel()
-		stream, err := c.service.List(ctx, request)
+		stream, err := c.service().List(ctx, request)
 		if err != nil {
 			return c.limitedError(ctx, err)
 		}
@@ -247,7 +257,7 @@ func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*
 		ctx, _, cancel := c.answerLimit(ctx)
 		defer cancel()
 		var header metadata.MD
-		response, err = c.service.Get(ctx, request, grpc.Header(&header))
+		response, err = c.service().Get(ctx, request, grpc.Header(&header))
 		c.learn(header, err)
 		if err == nil && response.GetObject() == nil {
 			err = c.protocol("a get without an object")
@@ -269,7 +279,7 @@ func (c *Client) Get(ctx context.Context, target Target, options ReadOptions) (*
 func (c *Client) ListResources(ctx context.Context) ([]*api.ResourceStatus, error) {
 	var response *api.ListResourcesResponse
 	err := c.call(ctx, func(ctx context.Context) (err error) {
-		response, err = c.service.ListResources(ctx, &api.ListResourcesRequest{})
+		response, err = c.service().ListResources(ctx, &api.ListResourcesRequest{})
 		return err
 	})
 	return response.GetResources(), err
@@ -323,7 +333,7 @@ func (c *Client) reach(ctx context.Context) error {
 		return nil
 	}
 	// The call fails with the error of the connection.
-	_, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	_, err := grpc_health_v1.NewHealthClient(c.Conn()).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 	if err != nil && errorOf(err, c.address).Code != codes.Unimplemented {
 		return errorOf(err, c.address)
 	}
@@ -335,22 +345,22 @@ func (c *Client) reach(ctx context.Context) error {
 // until it has a connection (gRFC A62), so the end of a further attempt does not show: it gets at
 // most retryAtMost, and continues in the background.
 func (c *Client) awaitConnection(ctx context.Context) bool {
-	atMost := c.connectTimeout
-	if c.conn.GetState() == connectivity.TransientFailure {
+	conn, atMost := c.Conn(), c.connectTimeout
+	if conn.GetState() == connectivity.TransientFailure {
 		atMost = min(atMost, retryAtMost)
 	}
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	c.conn.ResetConnectBackoff()
+	conn.ResetConnectBackoff()
 	for tried := false; ; {
-		state := c.conn.GetState()
+		state := conn.GetState()
 		switch state {
 		case connectivity.Ready:
 			return true
 		case connectivity.Idle:
 			// The attempt may have failed before the next look.
 			tried = true
-			c.conn.Connect()
+			conn.Connect()
 		case connectivity.Connecting:
 			tried = true
 		case connectivity.TransientFailure, connectivity.Shutdown:
@@ -359,7 +369,7 @@ func (c *Client) awaitConnection(ctx context.Context) bool {
 			}
 			tried = true
 		}
-		if !c.conn.WaitForStateChange(ctx, state) {
+		if !conn.WaitForStateChange(ctx, state) {
 			return false
 		}
 	}

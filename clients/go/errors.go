@@ -34,6 +34,8 @@ type Error struct {
 	HasRetryAfter bool
 	// isProtocol: the server does not speak kubefan's protocol, so no retry can succeed.
 	isProtocol bool
+	// isSilent: there was no answer at all, on a connection that is there.
+	isSilent bool
 }
 
 func (e *Error) Error() string {

@@ -113,6 +113,11 @@ type fallbackReads struct {
 	silence   *silence
 	clock     fallback.Clock
 	onStart   func(waited time.Duration)
+	// redial replaces the connection, and tells whether kubefan answers on the new one. The old one
+	// is closed by the returned function.
+	redial func() (answers bool, closeOld func())
+	// redialing is held meanwhile.
+	redialing sync.Mutex
 
 	mu sync.Mutex
 	// resolved has the resources that kubefan has resolved, by the target's name of it.
@@ -158,8 +163,9 @@ func newFallback(client *Client, options Options, clock fallback.Clock) *fallbac
 	made.monitor = fallback.NewMonitor(fallback.Settings{
 		Clock: clock, Random: rand.Float64, Probe: client.isServing, OnSide: onSide,
 	})
+	made.redial = client.redial
 	made.silence = &silence{clock: clock, check: client.answers, failed: func() {
-		made.fails(made.monitor.Look().Epoch, errHangs)
+		made.hangs(made.monitor.Look().Epoch, errHangs)
 	}}
 	return made
 }
@@ -167,7 +173,7 @@ func newFallback(client *Client, options Options, clock fallback.Clock) *fallbac
 // isServing asks kubefan for its health, without credentials.
 func (c *Client) isServing(ctx context.Context) bool {
 	c.awaitConnection(ctx)
-	answer, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	answer, err := grpc_health_v1.NewHealthClient(c.Conn()).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 	return err == nil && answer.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
 }
 
@@ -188,10 +194,30 @@ func (f *fallbackReads) note(ctx context.Context, asked form, err *Error, epoch 
 		}
 		found = verdictAway
 	}
-	if found == verdictAway {
+	switch {
+	case found == verdictAway && err.isSilent:
+		f.hangs(epoch, err)
+	case found == verdictAway:
 		f.fails(epoch, err)
 	}
 	return found
+}
+
+// hangs notes that one replica of kubefan does not answer. Another one may be well: a new connection
+// decides. Failures on the old one say nothing more.
+func (f *fallbackReads) hangs(epoch uint64, reason error) {
+	f.redialing.Lock()
+	defer f.redialing.Unlock()
+	if now := f.monitor.Look(); !now.IsHealthy || now.Epoch != epoch || f.monitor.Closed().Err() != nil {
+		return
+	}
+	answers, closeOld := f.redial()
+	if answers {
+		f.monitor.Note("", func(machine *fallback.Machine, _ time.Time) { machine.Redialed() })
+	} else {
+		f.fails(epoch, reason)
+	}
+	closeOld()
 }
 
 func (f *fallbackReads) fails(epoch uint64, reason error) {
@@ -353,7 +379,7 @@ func (c *Client) answerLimit(ctx context.Context) (limited context.Context, answ
 // connection waits for a connection. With an apiserver to ask, an attempt that has not ended yet is
 // an error: the library would wait for it.
 func (c *Client) connection(ctx context.Context) error {
-	if c.awaitConnection(ctx) || c.fallback == nil || c.conn.GetState() != connectivity.Connecting {
+	if c.awaitConnection(ctx) || c.fallback == nil || c.Conn().GetState() != connectivity.Connecting {
 		// Without a connection the call fails at once, with the reason.
 		return nil
 	}
@@ -366,7 +392,7 @@ func (c *Client) connection(ctx context.Context) error {
 func (c *Client) limitedError(limited context.Context, err error) error {
 	cause := context.Cause(limited)
 	if err != nil && (errors.Is(cause, errNoAnswer) || errors.Is(cause, errHangs)) {
-		return &Error{Address: c.address, Code: codes.Unavailable, Message: cause.Error()}
+		return &Error{Address: c.address, Code: codes.Unavailable, Message: cause.Error(), isSilent: errors.Is(cause, errNoAnswer)}
 	}
 	return err
 }

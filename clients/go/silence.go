@@ -3,9 +3,12 @@ package kubefan
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -16,8 +19,8 @@ const (
 	// silenceMax is the silence on all streams of a client after which kubefan is asked for its
 	// health.
 	silenceMax = 4 * time.Second
-	// silenceAnswerMax is the wait for that answer.
-	silenceAnswerMax = 4 * time.Second
+	// silenceAnswerMax is the wait for that answer, and then for one on a new connection.
+	silenceAnswerMax = 2 * time.Second
 )
 
 // errHangs is the cause of a stream that ends because kubefan does not answer.
@@ -72,34 +75,58 @@ func (s *silence) arm() {
 }
 
 func (s *silence) due() {
-	s.mu.Lock()
-	isSilent := len(s.streams) > 0 && s.clock.Now().Sub(s.heardAt) >= silenceMax
-	s.mu.Unlock()
+	silent := s.silentStreams()
 	hangs := false
-	if isSilent {
+	if len(silent) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), silenceAnswerMax)
-		hangs = !s.check(ctx)
+		hangs = !s.check(ctx) && len(s.silentStreams()) > 0
 		cancel()
+	}
+	if hangs {
+		s.failed()
+		for _, cancel := range silent {
+			cancel(errHangs)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isArmed = false
-	if isSilent {
-		hangs = hangs && s.clock.Now().Sub(s.heardAt) >= silenceMax
+	if len(silent) > 0 {
 		s.heardAt = s.clock.Now()
-	}
-	if hangs {
-		s.failed()
-		for _, cancel := range s.streams {
-			cancel(errHangs)
-		}
 	}
 	s.arm()
 }
 
+// silentStreams returns the streams if there is silence on all of them.
+func (s *silence) silentStreams() []context.CancelCauseFunc {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clock.Now().Sub(s.heardAt) < silenceMax {
+		return nil
+	}
+	return slices.Collect(maps.Values(s.streams))
+}
+
 // answers asks kubefan for its health. Any answer is enough.
-func (c *Client) answers(ctx context.Context) bool {
-	_, err := grpc_health_v1.NewHealthClient(c.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+func (c *Client) answers(ctx context.Context) bool { return answersOn(ctx, c.Conn()) }
+
+func answersOn(ctx context.Context, conn *grpc.ClientConn) bool {
+	asked := &grpc_health_v1.HealthCheckRequest{}
+	_, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, asked, grpc.WaitForReady(true))
 	code := status.Code(err)
 	return code != codes.DeadlineExceeded && code != codes.Unavailable
+}
+
+// redial replaces the connection. The library keeps one that hangs until its own PING, and chooses
+// another replica only for a new one.
+func (c *Client) redial() (answers bool, closeOld func()) {
+	made, err := c.dial()
+	if err != nil {
+		return false, func() {}
+	}
+	ctx, cancel := context.WithTimeout(c.fallback.monitor.Closed(), silenceAnswerMax)
+	defer cancel()
+	answers = answersOn(ctx, made)
+	old := c.conn.Swap(made)
+	return answers, func() { _ = old.Close() }
 }

@@ -244,7 +244,7 @@ func (w *WatchStream) open() error {
 		err = w.client.connection(ctx)
 		var stream api.WatchService_WatchClient
 		if err == nil {
-			stream, err = w.client.service.Watch(ctx, w.request())
+			stream, err = w.client.service().Watch(ctx, w.request())
 		}
 		if err == nil {
 			// The headers come when the server has accepted the request. Without them, Recv has the error.

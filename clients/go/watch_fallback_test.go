@@ -119,8 +119,13 @@ type scene struct {
 
 func newScene(t *testing.T, server *scripted.Server, apiserver *fakeApiserver, options WatchOptions) *scene {
 	t.Helper()
+	return newSceneWith(t, server, apiserver, Options{}, options)
+}
+
+func newSceneWith(t *testing.T, server *scripted.Server, apiserver *fakeApiserver, all Options, options WatchOptions) *scene {
+	t.Helper()
 	server.Health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	all := Options{Apiserver: apiserver, Budget: Budget{Clients: 1, StartsPerSecond: 1}}
+	all.Apiserver, all.Budget = apiserver, Budget{Clients: 1, StartsPerSecond: 1}
 	client, err := ConnectLazy(server.Address, all)
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func (s Side) String() string {
 // Machine decides where reads go. It has no clock and does nothing by itself.
 type Machine struct {
 	side Side
-	// epoch counts the outages, so that an old failure does not begin a new one.
+	// epoch counts the outages and connections, so that an old failure does not begin a new outage.
 	epoch uint64
 	// returnedAt is the time of the last return.
 	returnedAt time.Time
@@ -69,6 +69,9 @@ func (m *Machine) Failed(now time.Time, epoch uint64) {
 	m.side = Away
 	m.epoch++
 }
+
+// Redialed notes a new connection on which kubefan answers. Failures of the old one count no more.
+func (m *Machine) Redialed() { m.epoch++ }
 
 // Moved notes that a read was started at the apiserver. From then on kubefan must be healthy for a
 // while: a watch that moved should not move again soon.
