@@ -41,7 +41,7 @@ func attach(config *rest.Config, options Options, in environment) error {
 	}
 	shared := &kubefan{
 		router: router{base: base}, connection: to, gate: newGate(in.clock, in.random, options.Budget),
-		waits: options.Fallback == FallbackNever, environment: in,
+		waits: options.Fallback == FallbackNever, address: options.Address, logger: options.Logger, environment: in,
 	}
 	shared.health.probe = to.probe
 	shared.monitor = &monitor{

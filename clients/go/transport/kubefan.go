@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"kubefan.dev/clients/go/internal/fallback"
 )
 
@@ -28,6 +30,8 @@ type kubefan struct {
 	gate       *gate
 	learned    learned
 	direct     directWatches
+	address    string
+	logger     logr.Logger
 	// waits: reads wait while kubefan is away.
 	waits bool
 	environment
@@ -91,8 +95,16 @@ func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) 
 	case isOfCache && shown == answered:
 		k.learned.answered(asked.form)
 	case shown == uncached && !isResume && !asked.isOnlyForKubefan:
-		k.learned.passedOn(asked.form, k.clock.Now())
+		if k.learned.passedOn(asked.form, k.clock.Now()) {
+			k.logLearned(asked, shown)
+		}
 	}
+}
+
+// logLearned says that reads of one form go to the apiserver while kubefan is healthy.
+func (k *kubefan) logLearned(asked read, shown verdict) {
+	k.logger.Info("kubefan has no answer: one kind of read goes to the apiserver", "kubefan", k.address,
+		"verb", asked.form.verb, "resource", asked.form.resource.name, "reason", shown.String())
 }
 
 // learn remembers that kubefan has no answer where the apiserver has one. If that refuses too, it
@@ -100,7 +112,9 @@ func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) 
 func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.Response) *http.Response {
 	isLasting := known == uncached || known == refused
 	if isNews && isLasting && response != nil && response.StatusCode < 300 {
-		k.learned.note(asked.form, known, k.clock.Now())
+		if k.learned.note(asked.form, known, k.clock.Now()) {
+			k.logLearned(asked, known)
+		}
 	}
 	return response
 }

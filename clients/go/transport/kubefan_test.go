@@ -91,8 +91,8 @@ func TestTheApiserverDecidesWhatKubefanRefuses(t *testing.T) {
 			pair.clock.advance(learnedMin)
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 			pair.expect(list, "200 kubefan")
-			if lines := pair.logged.all(); len(lines) > 0 {
-				t.Error("it is no outage", lines)
+			if lines := pair.logged.all(); len(lines) != 1 || !strings.Contains(lines[0], "one kind of read goes to the apiserver") {
+				t.Error("not one line, or one of an outage", lines)
 			}
 		})
 	}

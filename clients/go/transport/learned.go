@@ -54,23 +54,29 @@ func (l *learned) verdictOf(of form, now time.Time) verdict {
 	return answered
 }
 
-// note remembers an answer that says by itself that kubefan does not answer reads of this form.
-func (l *learned) note(of form, shown verdict, now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.keep(of, l.forms[of].lastingAs(shown, now), now)
-}
-
-// passedOn counts an answer that kubefan has passed on.
-func (l *learned) passedOn(of form, now time.Time) {
+// note remembers an answer that says by itself that kubefan does not answer reads of this form. It
+// returns whether that is new.
+func (l *learned) note(of form, shown verdict, now time.Time) (isNew bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := l.forms[of]
+	l.keep(of, found.lastingAs(shown, now), now)
+	return found.lasts == 0
+}
+
+// passedOn counts an answer that kubefan has passed on. It returns whether it is learned now that
+// kubefan has no cache.
+func (l *learned) passedOn(of form, now time.Time) (isNew bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.forms[of]
+	hadLasted := found.lasts
 	found.busy = fallback.Busy{}
 	if found.passedOn++; found.passedOn >= passedOnMax {
 		found = found.lastingAs(uncached, now)
 	}
 	l.keep(of, found, now)
+	return hadLasted == 0 && found.lasts > 0
 }
 
 // isBusyForLong counts a 429. It returns true if kubefan has answered nothing else for a while.

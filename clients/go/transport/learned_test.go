@@ -91,3 +91,19 @@ func TestOldFormsAreForgotten(t *testing.T) {
 		t.Error(len(known.forms), "are kept")
 	}
 }
+
+func TestAFormIsNewUntilKubefanAnswersIt(t *testing.T) {
+	known, now := &learned{}, time.Unix(0, 0)
+	for number := range 2 * passedOnMax {
+		if isNew := known.passedOn(podForm, now); isNew != (number == passedOnMax-1) {
+			t.Error("passed on", number, isNew)
+		}
+	}
+	if !known.note(nodeForm, refused, now) || known.note(nodeForm, refused, now.Add(learnedMin)) {
+		t.Error("not new, or new again")
+	}
+	known.answered(nodeForm)
+	if !known.note(nodeForm, refused, now) {
+		t.Error("not new after an answer")
+	}
+}
