@@ -112,6 +112,7 @@ type fallbackReads struct {
 	gate      *fallback.Gate
 	silence   *silence
 	clock     fallback.Clock
+	logger    *slog.Logger
 	onStart   func(waited time.Duration)
 	// redial replaces the connection, and tells whether kubefan answers on the new one. The old one
 	// is closed by the returned function.
@@ -156,7 +157,7 @@ func newFallback(client *Client, options Options, clock fallback.Clock) *fallbac
 		}
 	}
 	made := &fallbackReads{
-		apiserver: options.Apiserver, clock: clock, onStart: options.OnStart,
+		apiserver: options.Apiserver, clock: clock, logger: logger, onStart: options.OnStart,
 		gate:     fallback.NewGate(clock, rand.Float64, options.Budget),
 		resolved: map[[3]string]*api.ResolvedResource{}, busy: map[form]fallback.Busy{},
 	}
@@ -299,7 +300,7 @@ func (f *fallbackReads) waitForStart(ctx context.Context, hasState bool, changed
 
 // eitherRead is a list or a get, as it is made at kubefan and at the apiserver.
 type eitherRead struct {
-	form form
+	form         form
 	send, direct func(context.Context) error
 	// isPartial: the caller has got a part of kubefan's answer, so no other may follow.
 	isPartial bool
@@ -350,7 +351,11 @@ func (c *Client) readDirect(ctx context.Context, read *eitherRead, changed <-cha
 	if c.fallback.monitor.Closed().Err() != nil {
 		return false, context.Canceled
 	}
-	return true, read.direct(ctx)
+	err = read.direct(ctx)
+	if err != nil && ctx.Err() != nil {
+		return true, context.Cause(ctx)
+	}
+	return true, err
 }
 
 // errNoAnswer is the cause of a call that ends without an answer.

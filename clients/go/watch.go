@@ -218,6 +218,10 @@ func (w *WatchStream) reopen() (item WatchItem, done bool, err error) {
 		w.end()
 		return WatchItem{}, true, io.EOF
 	}
+	if w.goesDirect() {
+		// Another read has found kubefan away meanwhile.
+		return WatchItem{}, false, nil
+	}
 	switch _, err := w.openNoted(); {
 	case err != nil:
 		return w.failed(err)
@@ -382,6 +386,8 @@ func (w *WatchStream) accept(response *api.WatchResponse) (item WatchItem, done 
 	}
 	w.baseIsCurrent = response.GetResumeVersion() != ""
 	if w.reads != nil && item.Kind == ItemEvent && done && w.baseIsCurrent && !w.at.accepts(item.Event) {
+		// The base has it, and the version to resume from does not.
+		w.baseIsCurrent = false
 		return WatchItem{}, false
 	}
 	if item.Kind == ItemSnapshotEnd || item.Kind == ItemGapEnd || item.Kind == ItemCatchUpEnd {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	api "kubefan.dev/clients/go/kubefanv1alpha1"
 )
@@ -32,6 +33,8 @@ type watchFallback struct {
 	// start at the apiserver.
 	refusedUntil time.Time
 	refusedFor   time.Duration
+	// isRefusedForGood: kubefan will have no answer later either.
+	isRefusedForGood bool
 	// hadState: the caller has a state, although the version has expired.
 	hadState bool
 	// barred: the apiserver has refused this watch in the outage barredIn.
@@ -82,10 +85,11 @@ func (a *atVersion) accepts(event *api.Event) bool {
 }
 
 // fromVersion is the version to watch the apiserver from. After some events of a version it is the
-// one before, so that the others are sent.
+// one before, so that the others are sent. A place in a version proves that there are others.
 func (a *atVersion) fromVersion(resumeVersion string) string {
 	version, place, _ := strings.Cut(resumeVersion, ".")
-	if place == "end" || version != a.version || len(a.keys) == 0 {
+	isKnown := version == a.version && len(a.keys) > 0
+	if place == "end" || place == "" && !isKnown {
 		return version
 	}
 	number, err := strconv.ParseUint(version, 10, 64)
@@ -349,10 +353,13 @@ func (w *WatchStream) directEnded(direct *directWatch, err error) (item WatchIte
 		w.directAt = w.retryAt
 		return item, done, err
 	case failure.IsRetryable():
-	case view.IsHealthy:
+	case view.IsHealthy && w.isRefusedForGood && failure.Code != codes.Unauthenticated:
 		// Neither has an answer.
 		w.end()
 		return WatchItem{}, true, failure
+	case view.IsHealthy:
+		// kubefan may have an answer now, or the file of the token another one.
+		w.refusedUntil = time.Time{}
 	default:
 		w.barred, w.barredIn = true, view.Epoch
 	}
@@ -389,7 +396,11 @@ func (w *WatchStream) isRefused(failure *Error) bool {
 
 // refuse lets the watch go on at the apiserver although kubefan is healthy.
 func (w *WatchStream) refuse(failure *Error) {
-	w.refusedFor = refusedFor
+	if !time.Now().Before(w.refusedUntil) {
+		w.reads.logger.Warn("kubefan has no answer: one watch goes to the apiserver",
+			"kubefan", w.client.address, "resource", w.target.Resource, "reason", failure)
+	}
+	w.refusedFor, w.isRefusedForGood = refusedFor, !failure.IsRetryable()
 	if verdictOf(failure) == verdictBusy {
 		w.refusedFor = busyFor
 	}

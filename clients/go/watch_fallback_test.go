@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -267,12 +268,64 @@ func TestAWatchThatTheApiserverRefusesWaitsForKubefan(t *testing.T) {
 func TestAWatchThatKubefanHasNoAnswerForIsReadFromTheApiserver(t *testing.T) {
 	leaks.Check(t)
 	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.FailedPrecondition, ReasonNotCached, "not cached")})
-	s := newScene(t, server, &fakeApiserver{watches: []*fakeEvents{{events: []*api.Event{podEvent("A", "x", 6)}}}},
-		WatchOptions{ResourceVersion: "5"})
+	lines := strings.Builder{}
+	s := newSceneWith(t, server, &fakeApiserver{watches: []*fakeEvents{{events: []*api.Event{podEvent("A", "x", 6)}}}},
+		Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, WatchOptions{ResourceVersion: "5"})
 	check(t, s.words(t, 3), "Disconnected", "Reconnected", "x 6")
 	if side := s.client.fallback.monitor.Side(); side != fallback.Healthy {
 		t.Error(side)
 	}
+	if strings.Count(lines.String(), "one watch goes to the apiserver") != 1 {
+		t.Error("not one line:", lines.String())
+	}
+}
+
+func TestAWatchAsksKubefanAgainIfTheApiserverRefusesItsToken(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t, scripted.Answer{Err: scripted.Refusal(codes.FailedPrecondition, ReasonNotCached, "not cached")},
+		scripted.Answer{Messages: []*api.WatchResponse{scripted.Event("A", "x", 6)}})
+	apiserver := &fakeApiserver{watches: []*fakeEvents{{err: refusal(codes.Unauthenticated, "")}}}
+	s := newScene(t, server, apiserver, WatchOptions{ResourceVersion: "5"})
+	check(t, s.words(t, 5), "Disconnected", "Reconnected", "Disconnected", "Reconnected", "x 6")
+}
+
+func TestAWatchThatWaitsAsksNoKubefanThatIsKnownToBeAway(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t, scripted.Answer{Messages: scripted.Snapshot(10), Err: gone.Err})
+	apiserver := &fakeApiserver{watches: []*fakeEvents{{events: []*api.Event{podEvent("A", "x", 11)}}}}
+	s := newScene(t, server, apiserver, WatchOptions{})
+	check(t, s.words(t, 3), "SnapshotBegin", "SnapshotEnd 10", "Disconnected")
+	s.watch.retryAt = time.Now().Add(100 * time.Millisecond)
+	waiting := make(chan []string)
+	go func() { waiting <- s.words(t, 2) }()
+	s.client.fallback.fails(0, gone.Err)
+	check(t, <-waiting, "Reconnected", "x 11")
+	if asked := server.Requests(); len(asked) != 1 {
+		t.Error(asked)
+	}
+}
+
+func TestAReadThatEndsWithItsContextHasTheErrorOfTheContext(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t)
+	server.OnList(func(*api.ListRequest) ([]*api.ListResponse, error) { return nil, gone.Err })
+	s := newScene(t, server, &fakeApiserver{}, WatchOptions{})
+	ctx, cancel := context.WithCancel(t.Context())
+	s.client.fallback.apiserver = endsWithContext{s.apiserver, cancel}
+	if _, err := s.client.List(ctx, Target{Resource: "pods"}, ReadOptions{}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// endsWithContext is an apiserver during whose list the caller gives up.
+type endsWithContext struct {
+	Apiserver
+	cancel func()
+}
+
+func (e endsWithContext) List(context.Context, ApiserverRead) (*ObjectList, error) {
+	e.cancel()
+	return nil, refusal(codes.Unavailable, "")
 }
 
 func TestASettingWaitsInsteadOfFallingBack(t *testing.T) {
@@ -423,6 +476,8 @@ func TestOnlySomeErrorsAreAboutKubefan(t *testing.T) {
 func TestAVersionIsMappedToTheApiserver(t *testing.T) {
 	for text, want := range map[string]string{
 		"12.end": "12", "12": "11", "12.1": "11", "9": "9", "9.end": "9", "": "",
+		// A place that another watch gave proves that 9 has several events.
+		"9.1": "8",
 	} {
 		at := atVersion{}
 		for _, name := range strings.Fields("x y") {
