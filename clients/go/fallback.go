@@ -204,8 +204,8 @@ func (f *fallbackReads) note(ctx context.Context, asked form, err *Error, epoch 
 	return found
 }
 
-// hangs notes that one replica of kubefan does not answer. Another one may be well: a new connection
-// decides. Failures on the old one say nothing more.
+// hangs notes that one replica of kubefan does not answer. Another one may be well: a new
+// connection decides. Failures on the old one say nothing more.
 func (f *fallbackReads) hangs(epoch uint64, reason error) {
 	f.redialing.Lock()
 	defer f.redialing.Unlock()
