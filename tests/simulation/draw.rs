@@ -9,6 +9,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{
     history::{Encoding, HttpReads, Interface, Spec},
+    informer::ApiserverUse,
     node::{Node, NodeOptions},
     peering::Peering,
     projection::Projected,
@@ -19,7 +20,7 @@ use super::{
 };
 
 /// A world without subscribers, with its replicas not started.
-pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
+pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize, crowd: Option<&Crowd>) -> Arc<World> {
     let one_of = |random: &mut Pcg64Mcg, all: &[usize]| all[random.random_range(0..all.len())];
     let sim = SimOptions {
         window_events_max: one_of(random, &[60, 300, 10_000]),
@@ -45,6 +46,7 @@ pub(crate) fn world(random: &mut Pcg64Mcg, subscribers: usize) -> Arc<World> {
         consistent_list_bytes_min: one_of(random, &[0, 10_000, 4 << 20]),
         lists_max: one_of(random, &[1, 8, 8]),
         broken_resource: random.random_bool(0.3),
+        compresses_for_few: crowd.is_none_or(|crowd| crowd.compresses_for_few),
         seed: random.random(),
     };
     let apiservers = if random.random_bool(0.4) { 2 } else { 1 };
@@ -130,6 +132,7 @@ fn reads(random: &mut Pcg64Mcg) -> HttpReads {
         accepts_gzip: false,
         bookmarks: random.random_bool(0.7),
         page_size: [None, Some(3), Some(20), Some(500)][random.random_range(0..4)],
+        is_in_crowd: false,
     }
 }
 
@@ -149,10 +152,14 @@ fn over_http(number: usize, selection: Selection, reads: HttpReads) -> Spec {
 pub(crate) struct Crowd {
     selection: Selection,
     is_protobuf: bool,
+    /// Whether the replicas have CPU time to compress events for a few readers.
+    compresses_for_few: bool,
 }
 
-/// The number of programs of a crowd. Each replica has about half of them.
-pub(crate) const CROWD_READERS: usize = 20;
+/// The number of programs of a crowd, which read from one replica. From 24 readers on a replica
+/// compresses events whatever that costs. Most programs of a crowd are watching at a time, so the
+/// number of readers of the view rises above 24 and falls below it again and again.
+pub(crate) const CROWD_READERS: usize = 28;
 
 impl Crowd {
     /// Draws a crowd in a few seeds, because its programs are as many as all others.
@@ -160,14 +167,28 @@ impl Crowd {
         let is_drawn = random.random_bool(1.0 / 16.0);
         let selections: Vec<_> = Selection::over_http().collect();
         let selection = selections[random.random_range(0..selections.len())];
-        is_drawn.then(|| Crowd { selection, is_protobuf: random.random_bool(0.4) })
+        is_drawn.then(|| Crowd {
+            selection,
+            is_protobuf: random.random_bool(0.4),
+            compresses_for_few: random.random_bool(0.25),
+        })
     }
 
     /// A program of the crowd.
     pub(crate) fn reader(&self, random: &mut Pcg64Mcg, number: usize) -> Spec {
-        let reads = HttpReads { is_protobuf: self.is_protobuf, accepts_gzip: true, ..reads(random) };
+        let reads = HttpReads { is_protobuf: self.is_protobuf, accepts_gzip: true, is_in_crowd: true, ..reads(random) };
         over_http(number, self.selection, reads)
     }
+}
+
+/// The informers that also read from the apiserver: some in a part of the seeds.
+pub(crate) fn apiserver_users(random: &mut Pcg64Mcg) -> Vec<ApiserverUse> {
+    if !random.random_bool(1.0 / 8.0) {
+        return Vec::new();
+    }
+    let falls_back = random.random_range(1..=2);
+    let fall_back = std::iter::repeat_n(ApiserverUse::FallsBack, falls_back);
+    fall_back.chain([ApiserverUse::Moves]).collect()
 }
 
 pub(crate) fn settings(random: &mut Pcg64Mcg) -> ClientSettings {

@@ -53,6 +53,9 @@ pub(crate) const KINDS: [&str; 30] = [
 /// A part of "subscribers stalled in a gap", which is itself counted once its gap begins.
 pub(crate) const ALL_STALLED: &str = "all subscribers stalled";
 
+/// A fault of the seeds whose informers also read from the apiserver.
+pub(crate) const OUT_OF_REACH: &str = "replicas out of reach";
+
 /// The end of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Heal {
@@ -62,6 +65,7 @@ enum Heal {
     Kill(usize, Duration),
     Start(usize),
     SubscriberLatency(usize),
+    SubscriberReach(usize),
     Lag(usize),
     Memory(usize),
     OtherCluster(usize),
@@ -136,6 +140,7 @@ impl Faults {
         for control in &self.world.controls {
             control.heal();
             control.route.reset_silent();
+            control.direct.reset_silent();
         }
     }
 
@@ -168,6 +173,9 @@ impl Faults {
                 for node in &world.nodes {
                     node.transport.route.refuse(false);
                 }
+                for control in &world.controls {
+                    control.direct.refuse(false);
+                }
             }
             Heal::Kill(node, down) => {
                 world.nodes[node].kill();
@@ -188,7 +196,14 @@ impl Faults {
                 world.note(format!("kubefan {node} reaches its own cluster again"));
                 world.nodes[node].transport.misroute(None);
             }
-            Heal::SubscriberLatency(subscriber_number) => world.controls[subscriber_number].route.delay(Duration::ZERO),
+            Heal::SubscriberLatency(subscriber_number) => {
+                world.controls[subscriber_number].route.delay(Duration::ZERO);
+                world.controls[subscriber_number].direct.delay(Duration::ZERO);
+            }
+            Heal::SubscriberReach(subscriber_number) => {
+                world.note(format!("subscriber {subscriber_number} reaches the replicas again"));
+                world.controls[subscriber_number].route.refuse(false);
+            }
         }
     }
 
@@ -296,6 +311,9 @@ impl Faults {
                 for node in &world.nodes {
                     node.transport.route.refuse(true);
                     node.transport.route.each(|link| link.cut());
+                }
+                for control in &world.controls {
+                    control.direct.refuse(true);
                 }
                 for apiserver in &world.apiservers {
                     apiserver.drop_connections();
@@ -405,20 +423,20 @@ impl Faults {
             }
             "subscriber cut" => {
                 world.note(subscriber);
-                if !world.controls[subscriber_number].route.each(|link| link.cut()) {
+                if !world.controls[subscriber_number].each(|link| link.cut()) {
                     return;
                 }
             }
             "subscriber cut mid-frame" => {
                 let bytes = self.random.random_range(1..6000);
                 world.note(format!("{subscriber}, after {bytes} bytes"));
-                if !world.controls[subscriber_number].route.each(|link| link.cut_after(bytes)) {
+                if !world.controls[subscriber_number].each(|link| link.cut_after(bytes)) {
                     return;
                 }
             }
             "subscriber half-open" => {
                 world.note(subscriber);
-                if !world.controls[subscriber_number].route.each(|link| link.silence()) {
+                if !world.controls[subscriber_number].each(|link| link.silence()) {
                     return;
                 }
             }
@@ -427,6 +445,7 @@ impl Faults {
                 let time = self.seconds(1, 60);
                 world.note(format!("{subscriber}, {latency:?} for {time:?}"));
                 world.controls[subscriber_number].route.delay(latency);
+                world.controls[subscriber_number].direct.delay(latency);
                 self.later(time, Heal::SubscriberLatency(subscriber_number));
             }
             "subscriber stalled" => {
@@ -459,7 +478,7 @@ impl Faults {
                 let time = self.seconds(2, 90);
                 world.note(format!("{subscriber}, for {time:?}"));
                 world.controls[subscriber_number].leave(time);
-                if !world.controls[subscriber_number].route.each(|link| link.cut()) {
+                if !world.controls[subscriber_number].each(|link| link.cut()) {
                     return;
                 }
             }

@@ -39,6 +39,10 @@ pub(crate) struct GzipDecoder {
     /// The number of parts after the first flush, each up to the next one, that begin with a block
     /// that is not stored.
     compressed: u64,
+    /// Whether the last part that began was compressed. `None` before the first flush.
+    last_compressed: Option<bool>,
+    /// The number of changes between parts that are stored and parts that are compressed.
+    switches: u64,
     /// Plain bytes since the last flush.
     held: Vec<u8>,
     /// The CRC-32 and the length of all plain bytes.
@@ -54,6 +58,8 @@ impl GzipDecoder {
             last: [0xff; 4],
             flushes: 0,
             compressed: 0,
+            last_compressed: None,
+            switches: 0,
             held: Vec::new(),
             crc: Crc::new(),
         }
@@ -68,6 +74,11 @@ impl GzipDecoder {
     /// last call. They are events if the body is a watch, because its state is often one part.
     pub(crate) fn take_compressed(&mut self) -> u64 {
         std::mem::take(&mut self.compressed)
+    }
+
+    /// Returns the number of changes between stored and compressed parts since the last call.
+    pub(crate) fn take_switches(&mut self) -> u64 {
+        std::mem::take(&mut self.switches)
     }
 
     /// Decodes the next bytes of the body. Returns the plain bytes up to the last flush.
@@ -100,8 +111,11 @@ impl GzipDecoder {
     fn blocks<'a>(&mut self, wire: &'a [u8], plain: &mut Vec<u8>) -> Result<&'a [u8], Damage> {
         // After a flush a block begins with a byte. Its lowest bit says that it is the last one,
         // and the next two are zero if it is stored.
-        if self.flushes > 0 && self.last == FLUSH && wire[0] & 0b001 == 0 && wire[0] & 0b110 != 0 {
-            self.compressed += 1;
+        if self.flushes > 0 && self.last == FLUSH && wire[0] & 0b001 == 0 {
+            let is_compressed = wire[0] & 0b110 != 0;
+            self.compressed += u64::from(is_compressed);
+            let before = self.last_compressed.replace(is_compressed);
+            self.switches += u64::from(before.is_some_and(|before| before != is_compressed));
         }
         let last = &mut self.last;
         let flush = wire.iter().position(|byte| {

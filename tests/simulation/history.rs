@@ -56,6 +56,8 @@ pub(crate) struct HttpReads {
     pub(crate) bookmarks: bool,
     /// The limit of lists.
     pub(crate) page_size: Option<u32>,
+    /// The program belongs to a crowd, which reads from one replica.
+    pub(crate) is_in_crowd: bool,
 }
 
 /// The freshness that a read over HTTP demands.

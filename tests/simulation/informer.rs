@@ -2,6 +2,7 @@
 //! program with a store, an index and several handlers, one of them slow and one of them late, that
 //! restarts now and then.
 
+mod both_servers;
 mod record;
 mod source;
 
@@ -26,13 +27,15 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     history::Encoding,
-    http_transport::{RequestOptions, Transport},
+    http_transport::{RequestOptions, Servers, Transport},
     selection::Selection,
+    sides::Sides,
     subscriber::{self, ClientSettings},
     truth::read_place,
     world::World,
 };
 
+pub(crate) use both_servers::{ApiserverUse, FALLBACK_STARTS};
 pub(crate) use record::{Call, InformerEntry, InformerHistory, InformerRecorder, Observed, SLOW, Stored};
 use source::ObservedSource;
 
@@ -53,6 +56,7 @@ pub(crate) struct InformerSpec {
     pub(crate) number: usize,
     pub(crate) selection: Selection,
     pub(crate) protocol: Protocol,
+    pub(crate) apiserver: ApiserverUse,
     /// HTTP only: requests accept gzip.
     pub(crate) accepts_gzip: bool,
     /// gRPC only.
@@ -98,6 +102,7 @@ impl InformerSpec {
                 1 => http[random.random_range(0..2)],
                 _ => any[random.random_range(0..3)],
             },
+            apiserver: ApiserverUse::Never,
             accepts_gzip: codings.random_bool(0.5),
             encoding: encodings[random.random_range(0..3)],
             conflates: random.random_bool(0.7),
@@ -111,6 +116,11 @@ impl InformerSpec {
         }
     }
 
+    /// Whether some of its states and events have versions of the apiserver, which have no places.
+    pub(crate) fn reads_over_http(&self) -> bool {
+        self.protocol != Protocol::Grpc || self.apiserver != ApiserverUse::Never
+    }
+
     /// Whether the objects' bytes are in canonical form.
     pub(crate) fn canonical(&self) -> bool {
         self.protocol == Protocol::Grpc && self.encoding == Encoding::Deltas
@@ -119,13 +129,18 @@ impl InformerSpec {
 
 impl std::fmt::Display for InformerSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let InformerSpec { number, selection, protocol, accepts_gzip, encoding, .. } = self;
+        let InformerSpec { number, selection, protocol, apiserver, accepts_gzip, encoding, .. } = self;
         match protocol {
-            Protocol::Grpc => write!(f, "informer {number} ({selection:?}, gRPC, {encoding:?})"),
+            Protocol::Grpc => write!(f, "informer {number} ({selection:?}, gRPC, {encoding:?}")?,
             Protocol::Http1 | Protocol::Http2 => {
                 let gzip = if *accepts_gzip { ", gzip" } else { "" };
-                write!(f, "informer {number} ({selection:?}, {protocol:?}{gzip})")
+                write!(f, "informer {number} ({selection:?}, {protocol:?}{gzip}")?;
             }
+        }
+        match apiserver {
+            ApiserverUse::Never => write!(f, ")"),
+            ApiserverUse::FallsBack => write!(f, ", falls back)"),
+            ApiserverUse::Moves => write!(f, ", moves)"),
         }
     }
 }
@@ -218,7 +233,11 @@ pub(crate) async fn run(
     sleep(settings.start_after).await;
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
     loop {
-        let source = source(&world, &spec, &settings, &turn, random.random());
+        let mut source = source(&world, &spec, &settings, &turn, random.random());
+        if spec.apiserver == ApiserverUse::FallsBack {
+            let seed = random.random();
+            source = both_servers::with_fallback(source, &world, &spec, &settings, &running.recorder, seed);
+        }
         let source = ObservedSource::new(source, world.clone(), spec.clone(), running.recorder.clone());
         let mut builder = SharedInformer::builder(source).seed(random.random()).page_size(spec.page_size);
         if spec.recreated_as_two_calls {
@@ -281,7 +300,23 @@ fn source(
             });
         return Arc::new(list_watch);
     }
-    let options = RequestOptions { is_http2: spec.protocol == Protocol::Http2, accepts_gzip: spec.accepts_gzip };
+    let moves = spec.apiserver == ApiserverUse::Moves;
+    let servers = if moves { Servers::Both(Sides::new(seed)) } else { Servers::Replicas };
+    let is_http2 = spec.protocol == Protocol::Http2;
+    let options = RequestOptions { is_http2, accepts_gzip: spec.accepts_gzip, servers };
+    http_source(world, spec, settings, turn, seed, options)
+}
+
+/// Returns a source over HTTP.
+fn http_source(
+    world: &Arc<World>,
+    spec: &InformerSpec,
+    settings: &ClientSettings,
+    turn: &Arc<AtomicUsize>,
+    seed: u64,
+    options: RequestOptions,
+) -> Arc<dyn ListerWatcher> {
+    let target = spec.selection.target();
     let transport = Transport::new(world, spec.number, settings, turn, options);
     let options = HttpListWatchOptions {
         namespace: target.namespace,

@@ -26,6 +26,7 @@ mod replay;
 mod schema;
 mod seed;
 mod selection;
+mod sides;
 mod subscriber;
 mod sweep;
 mod tally;

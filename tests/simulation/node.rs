@@ -66,6 +66,8 @@ pub(crate) struct NodeOptions {
     pub(crate) broken_resource: bool,
     /// A consistent list of at least this many bytes waits for a bookmark.
     pub(crate) consistent_list_bytes_min: usize,
+    /// Whether there is CPU time to compress events for a few readers.
+    pub(crate) compresses_for_few: bool,
     pub(crate) seed: u64,
 }
 
@@ -91,10 +93,14 @@ impl Default for NodeOptions {
             broken_resource: false,
             consistent_list_bytes_min: server_options::from_config(&ServeConfig::default(), CONNECTIONS_MAX)
                 .consistent_list_bytes_min,
+            compresses_for_few: true,
             seed: 0,
         }
     }
 }
+
+/// With so small a part of a core, no event is compressed for a few readers.
+const NO_CPU_TIME_DIVISOR: u64 = 1 << 32;
 
 /// The resource that the apiserver does not serve in some seeds.
 pub(crate) const BROKEN_RESOURCE: &str = "services";
@@ -180,6 +186,10 @@ impl Node {
         };
         let broken = options.broken_resource.then(|| BROKEN_RESOURCE.into());
         let resources = ["pods".into()].into_iter().chain(broken).collect();
+        let mut retained = RetainedLimits::default();
+        if !options.compresses_for_few {
+            retained.compression_core_divisor = NO_CPU_TIME_DIVISOR;
+        }
         let registry_options = RegistryOptions {
             resources,
             namespaces: Vec::new(),
@@ -202,7 +212,7 @@ impl Node {
             staleness_max: None,
             proves: true,
             self_check_interval: Some(Duration::from_secs(300)),
-            retained: RetainedLimits::default(),
+            retained,
         };
         let stop = CancellationToken::new();
         let registry = Registry::new(context, registry_options, metrics.clone(), stop.clone());

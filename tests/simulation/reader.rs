@@ -22,7 +22,7 @@ use tokio::time::sleep;
 
 use super::{
     history::{Freshness, HttpReads, Observation, ReceivedEvent, Recorder, Spec},
-    http_transport::{RequestOptions, Transport},
+    http_transport::{RequestOptions, Servers, Transport},
     schema,
     subscriber::ClientSettings,
     truth::{Kind, last_place},
@@ -48,7 +48,8 @@ pub(crate) async fn run(
     sleep(settings.start_after).await;
     let turn = Arc::new(AtomicUsize::new(settings.first_replica));
     let HttpReads { is_http2, accepts_gzip, .. } = reads;
-    let options = RequestOptions { is_http2, accepts_gzip };
+    let servers = if reads.is_in_crowd { Servers::FirstReplica } else { Servers::Replicas };
+    let options = RequestOptions { is_http2, accepts_gzip, servers };
     let transport = Transport::new(&world, spec.number, &settings, &turn, options);
     world.controls[spec.number].can_start_over.store(true, Ordering::Relaxed);
     let mut reader = Reader { world, spec, reads, transport, recorder, random, known: 0 };

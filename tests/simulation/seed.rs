@@ -13,7 +13,7 @@ use super::{
     concurrent_lists, draw,
     faults::{ALL_STALLED, Faults},
     history::{History, Interface, Recorder},
-    informer::{self, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
+    informer::{self, ApiserverUse, InformerHistory, InformerRecorder, InformerSpec, RunningInformer},
     oracle::{self, Facts, Guarantee, Violation},
     reader, schema, subscriber,
     tally::{STRAIGHT_STATES, STRAIGHT_WATCHES, straight, tally, tally_informers},
@@ -67,6 +67,9 @@ const REREAD_RETRIES_MAX: u64 = 3;
 /// The most reads for subscribers that resume that fail in a seed. Lists fail for two minutes at
 /// most, and a cache pauses after four reads in a row, however many subscribers ask.
 const FAILED_READS_MAX: u64 = 60;
+
+/// Tells the generator of the informers that also read from the apiserver from the others.
+const APISERVER_USE: u64 = 0x6661_6c6c_6261_636b;
 
 /// The result of a seed.
 pub(crate) struct Report {
@@ -214,14 +217,19 @@ async fn run(seed: u64, options: &Options) -> Report {
     let crowd = draw::Crowd::draw(&mut codings);
     // Their numbers follow each other: the streams over gRPC, the readers over HTTP, the informers.
     let subscribers: usize = streams + readers + if crowd.is_some() { draw::CROWD_READERS } else { 0 };
-    let world = draw::world(&mut random, subscribers + informers);
+    // Neither does it depend on the informers that also read from the apiserver.
+    let mut apiserver_use = Pcg64Mcg::seed_from_u64(seed.rotate_left(32) ^ APISERVER_USE);
+    let users = draw::apiserver_users(&mut apiserver_use);
+    let world = draw::world(&mut random, subscribers + informers + users.len(), crowd.as_ref());
     let objects = draw::objects(&mut random);
     let mut workload = Workload::new(fork(&mut random), objects);
     workload.populate(&world.sim, &mut world.truth.lock().unwrap());
     for node in &world.nodes {
         node.start();
     }
-    let mut faults = Faults::new(world.clone(), fork(&mut random), options.rewinds);
+    // An apiserver that was restored cannot tell a client that its version is of another history.
+    let rewinds = if users.is_empty() { options.rewinds } else { 0 };
+    let mut faults = Faults::new(world.clone(), fork(&mut random), rewinds);
 
     let mut recorders = Vec::new();
     let mut tasks = JoinSet::new();
@@ -245,13 +253,24 @@ async fn run(seed: u64, options: &Options) -> Report {
     }
 
     let mut running = Vec::new();
-    for place in 0..informers {
-        let spec = InformerSpec::draw(&mut random, &mut codings, subscribers + place, place, objects);
-        let settings = draw::settings(&mut random);
+    let mut inform = |spec: InformerSpec, random: &mut Pcg64Mcg| {
+        let settings = draw::settings(random);
         world.note(format!("{spec:?}: {settings:?}"));
         let informer = RunningInformer::new(InformerRecorder::new(spec.clone(), world.clock()));
         running.push(informer.clone());
-        tasks.spawn(informer::run(world.clone(), spec, settings, informer, fork(&mut random)));
+        tasks.spawn(informer::run(world.clone(), spec, settings, informer, fork(random)));
+    };
+    for place in 0..informers {
+        let spec = InformerSpec::draw(&mut random, &mut codings, subscribers + place, place, objects);
+        inform(spec, &mut random);
+    }
+    for (place, apiserver) in users.iter().enumerate() {
+        let number = subscribers + informers + place;
+        // Reads that move are reads over HTTP.
+        let protocol = usize::from(*apiserver == ApiserverUse::Moves || apiserver_use.random_bool(0.5));
+        let mut codings = fork(&mut apiserver_use);
+        let spec = InformerSpec::draw(&mut apiserver_use, &mut codings, number, protocol, objects);
+        inform(InformerSpec { apiserver: *apiserver, ..spec }, &mut apiserver_use);
     }
 
     let mut backed_up = 0;
@@ -277,6 +296,10 @@ async fn run(seed: u64, options: &Options) -> Report {
         }
         if random.random_bool(0.15) {
             faults.inject(&mut workload).await;
+        }
+        if !users.is_empty() && apiserver_use.random_bool(0.08) {
+            let place = apiserver_use.random_range(0..users.len());
+            faults.take_replicas_away(subscribers + informers + place);
         }
         faults.heal_due();
         sleep(Duration::from_millis(match random.random_range(0..10u32) {

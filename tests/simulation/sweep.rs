@@ -14,8 +14,9 @@ use std::{
 };
 
 use super::{
-    faults::KINDS,
-    http_transport::{ENDS_IN_GZIP, WATCHES_IN_GZIP},
+    faults::{KINDS, OUT_OF_REACH},
+    http_transport::{ENDS_IN_GZIP, MOVES, SWITCHES, WATCHES_IN_GZIP},
+    informer::FALLBACK_STARTS,
     seed::{Options, Report, run_seed},
 };
 
@@ -68,13 +69,16 @@ const EXPECTED: [&str; 32] = [
 ];
 
 /// Counts that may be lower in a large sweep.
-const RARER: [&str; 6] = [
+const RARER: [&str; 9] = [
     "catch-ups at the start",
     "kubefan_resumes_total residue",
     "kubefan_resumes_total restart",
     "kubefan_warm_starts_total failed",
     "kubefan_warm_starts_total warm",
     "reads over HTTP: states not older than",
+    FALLBACK_STARTS,
+    MOVES,
+    SWITCHES,
 ];
 
 #[derive(Default)]
@@ -143,7 +147,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     }
     if seeds >= COVERAGE_SEEDS_MIN {
         let often = EXPECTED.iter().map(|name| ((*name).to_owned(), OFTEN));
-        let faults = KINDS.iter().map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
+        let faults = KINDS.iter().chain([&OUT_OF_REACH]).map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
         let rarer = RARER.iter().map(|name| ((*name).to_owned(), FAULT_OFTEN));
         for (name, least) in often.chain(faults).chain(rarer) {
             let count = total.counts.get(&name).copied().unwrap_or(0);

@@ -18,7 +18,7 @@ use rand_pcg::Pcg64Mcg;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    link::Route,
+    link::{Link, Route},
     node::{BROKEN_RESOURCE, Node},
     oracle::Facts,
     schema,
@@ -51,7 +51,10 @@ pub(crate) struct World {
 /// Controls one subscriber from outside: its connections to the replicas and its behaviour.
 #[derive(Default)]
 pub(crate) struct SubscriberControl {
+    /// To the replicas.
     pub(crate) route: Route,
+    /// To the apiservers.
+    pub(crate) direct: Route,
     behaviour: Mutex<Behaviour>,
     /// Set by those that look at `starts_over`.
     pub(crate) can_start_over: AtomicBool,
@@ -78,6 +81,12 @@ impl SubscriberControl {
     /// Whether the program was to start over. Resets it.
     pub(crate) fn takes_start_over(&self) -> bool {
         self.starts_over.swap(false, Ordering::Relaxed)
+    }
+
+    /// Applies `what` to every open connection. Returns true if there was one.
+    pub(crate) fn each(&self, what: impl Fn(&Link)) -> bool {
+        let to_replicas = self.route.each(&what);
+        self.direct.each(&what) || to_replicas
     }
 
     /// The subscriber reads nothing for this long.

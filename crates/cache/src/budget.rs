@@ -14,7 +14,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use super::compression_budget::CompressionBudget;
+use super::compression_budget::{CompressionBudget, EVENTS_CORE_DIVISOR};
 use super::tenant_bytes::{Tenant, TenantBytes, Tenants};
 
 /// Limit of all caches together for one purpose.
@@ -240,7 +240,7 @@ impl Drop for Share {
     }
 }
 
-/// Limits of all caches together, in bytes.
+/// Limits of all caches together, in bytes, and of the CPU time to compress events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetainedLimits {
     /// Projected objects and deltas.
@@ -257,6 +257,8 @@ pub struct RetainedLimits {
     pub backfills_bytes_max: usize,
     /// Selectors, and the index of views by their values. A selector beyond it is refused.
     pub selectors_bytes_max: usize,
+    /// Events are compressed for few readers with one part in this many of one core.
+    pub compression_core_divisor: u64,
 }
 
 /// [`RetainedLimits::selectors_bytes_max`], unless the configuration says otherwise: 50,000
@@ -273,6 +275,7 @@ impl Default for RetainedLimits {
             indexes_bytes_max: 256 << 20,
             backfills_bytes_max: 256 << 20,
             selectors_bytes_max: SELECTOR_BYTES_MAX,
+            compression_core_divisor: EVENTS_CORE_DIVISOR,
         }
     }
 }
@@ -292,6 +295,7 @@ impl RetainedLimits {
             indexes_bytes_max: most.indexes_bytes_max.min(bytes_max / 16),
             backfills_bytes_max: most.backfills_bytes_max.min(bytes_max / 16),
             selectors_bytes_max: bytes_max / 8,
+            compression_core_divisor: most.compression_core_divisor,
         }
     }
 
@@ -351,7 +355,7 @@ impl ProcessBudgets {
             indexes: ProcessBudget::new(limits.indexes_bytes_max),
             backfills: ProcessBudget::new(limits.backfills_bytes_max),
             selectors: ProcessBudget::new(limits.selectors_bytes_max),
-            compression: CompressionBudget::of_events(),
+            compression: CompressionBudget::of_events(limits.compression_core_divisor),
             chunk_compression: CompressionBudget::of_chunks(),
         }
     }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 /// process that does other work between two events.
 const NANOSECONDS_PER_EVENT_BYTE: u64 = 8;
 /// The budget of events is one part in this many of one core.
-const EVENTS_CORE_DIVISOR: u64 = 20;
+pub(crate) const EVENTS_CORE_DIVISOR: u64 = 20;
 /// CPU time of compressing one byte of a chunk, in nanoseconds, as decision 54 measured it.
 const NANOSECONDS_PER_CHUNK_BYTE: u64 = 2;
 /// The budget of chunks is one part in this many of all cores.
@@ -47,9 +47,9 @@ struct Spent {
 }
 
 impl CompressionBudget {
-    /// The budget of events with few readers: a twentieth of a core.
-    pub fn of_events() -> Self {
-        Self::new(1000 * NANOSECONDS_PER_EVENT_BYTE * EVENTS_CORE_DIVISOR)
+    /// The budget of events with few readers: one part in `core_divisor` of a core.
+    pub fn of_events(core_divisor: u64) -> Self {
+        Self::new((1000 * NANOSECONDS_PER_EVENT_BYTE).saturating_mul(core_divisor))
     }
 
     /// The budget of the chunks of lists and initial states: a quarter of the cores.
@@ -90,7 +90,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_twentieth_of_a_core_is_spent_and_at_most_that_of_a_second_at_once() {
-        let budget = CompressionBudget::of_events();
+        let budget = CompressionBudget::of_events(EVENTS_CORE_DIVISOR);
         // 50 ms of a core, at 8 ns for each byte.
         let second = 6_250_000;
         let now = Instant::now();
@@ -106,7 +106,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn clones_share_the_budget_and_a_closed_one_gives_nothing() {
-        let budget = CompressionBudget::of_events();
+        let budget = CompressionBudget::of_events(EVENTS_CORE_DIVISOR);
         budget.clone().open(false);
         assert!(!budget.take(1, Instant::now()));
         budget.open(true);

@@ -12,7 +12,7 @@ use kubefan_client::Deleted;
 
 use super::{Breach, Guarantee, Violation};
 use crate::{
-    informer::{Call, InformerEntry, InformerHistory, InformerSpec, Observed, Protocol, SLOW, Stored},
+    informer::{ApiserverUse, Call, InformerEntry, InformerHistory, InformerSpec, Observed, SLOW, Stored},
     schema,
     truth::{self, Epoch, Object, Truth, Write, first_place, last_place},
 };
@@ -135,7 +135,7 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Observed::Complete(place) => {
-                let version = place.map(truth::version_of).filter(|_| self.spec.protocol != Protocol::Grpc);
+                let version = place.map(truth::version_of).filter(|_| self.spec.reads_over_http());
                 self.excused = version.map_or_else(BTreeSet::new, |version| self.sharing(version, entry));
                 self.conflated = Some(entry.at);
                 self.complete += 1;
@@ -190,8 +190,15 @@ impl<'a> Walk<'a> {
     /// may be a state between two events of its version, as at the apiserver.
     fn may_lack(&self, key: &str, version: u64, entry: &InformerEntry) -> bool {
         let Some(InformerEntry { what: Observed::Complete(Some(place)), .. }) = self.complete_at else { return false };
-        let is_http = self.spec.protocol != Protocol::Grpc;
-        is_http && truth::version_of(*place) == version && self.sharing(version, entry).contains(key)
+        self.spec.reads_over_http()
+            && truth::version_of(*place) == version
+            && self.sharing(version, entry).contains(key)
+    }
+
+    /// Whether an event of this object may be repeated: kubefan was asked to go on from a version
+    /// of the apiserver, which does not say how many of its events were received.
+    fn may_repeat(&self, key: &str) -> bool {
+        self.spec.apiserver == ApiserverUse::FallsBack && self.excused.contains(key)
     }
 
     /// The writes at this version, in every epoch.
@@ -230,7 +237,9 @@ impl<'a> Walk<'a> {
         let right = right.bytes_at(version, self.spec.canonical());
         // The items of a list do not name their type. kubefan's own lists have no canonical form.
         let untyped = || String::from_utf8_lossy(&right).replacen(r#""apiVersion":"v1","kind":"Pod","#, "", 1);
+        let is_mixed = self.spec.apiserver == ApiserverUse::FallsBack && whole == bytes;
         right == bytes
+            || is_mixed
             || (self.spec.lists && (untyped().as_bytes() == bytes || self.spec.canonical() && whole == bytes))
     }
 
@@ -266,7 +275,8 @@ impl<'a> Walk<'a> {
                 } else if version_of(new) == version_of(old) {
                     // A complete state reports unchanged objects again.
                     known.repeated += 1;
-                    if known.repeated >= self.complete + self.reencoded && !self.is_undone(version_of(old), entry) {
+                    let is_excused = self.is_undone(version_of(old), entry) || self.may_repeat(key);
+                    if known.repeated >= self.complete + self.reencoded && !is_excused {
                         let version = version_of(new);
                         let text = format!("updated {key} at {version} to the same version once more");
                         return Err((Guarantee::Unique, text));
@@ -370,6 +380,9 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let verb = if is_deletion { "deleted" } else { "told of" };
+        if version == last && self.may_repeat(key) {
+            return Ok(());
+        }
         if version <= last {
             let same = if version == last { Guarantee::Unique } else { Guarantee::Ordered };
             return Err((same, format!("{verb} {key} at {version}, after its state at {last}")));
