@@ -430,6 +430,27 @@ bugs! {
     /// version. Needs: a projection, and a schema change or a delete inside a gap.
     RecalledByVersion = "recalled-by-version" breaks "Convergent, Reliable, Unique",
 
+    /// `fanout/views/segments.rs`: the first event for which a view has enough readers to compress
+    /// is replaced by the next one. Needs: a view whose readers become so many, and several events
+    /// at once.
+    CrowdStartRepeats = "crowd-start-repeats" breaks "Reliable, Unique, Ordered, Convergent",
+
+    /// `client/fallback/follow.rs`: events of the apiserver do not move the version, so kubefan
+    /// sends them again. Needs: a fallback with events, and a return.
+    FallbackVersionStays = "fallback-version-stays" breaks "Unique, Ordered",
+
+    /// `client/fallback/follow.rs`: on return the watch of kubefan goes on that was started before
+    /// the last events of the apiserver. Needs: events while kubefan is asked again.
+    ReturnFromOldVersion = "return-from-old-version" breaks "Unique, Ordered",
+
+    /// `client/fallback/follow.rs`: the event that shows that kubefan is back is dropped, also if
+    /// its watch goes on. Needs: an outage that ends before the apiserver has sent anything.
+    ReturnLosesEvent = "return-loses-event" breaks "Reliable, Convergent, Atomic, Unique",
+
+    /// `client/fallback/follow.rs`: the fallback watches from any version, and not from the last
+    /// one. Needs: a fallback with a state.
+    FallbackFromAnyVersion = "fallback-from-any-version" breaks "Unique, Ordered, Reliable, Bookmarkable, Convergent",
+
     among threads:
 
     /// `fanout/hub/core.rs`: the newest version is published before the views' logs contain the
