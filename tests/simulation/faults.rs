@@ -1,6 +1,7 @@
 //! The faults of one seed: their kinds, starts and ends. All of it is drawn from the seed and noted
 //! in the story.
 
+mod reach;
 mod scenarios;
 
 use std::{
@@ -53,8 +54,7 @@ pub(crate) const KINDS: [&str; 30] = [
 /// A part of "subscribers stalled in a gap", which is itself counted once its gap begins.
 pub(crate) const ALL_STALLED: &str = "all subscribers stalled";
 
-/// A fault of the seeds whose informers also read from the apiserver.
-pub(crate) const OUT_OF_REACH: &str = "replicas out of reach";
+pub(crate) use reach::APISERVER_USE_KINDS;
 
 /// The end of a fault.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,8 @@ enum Heal {
     Kill(usize, Duration),
     Start(usize),
     SubscriberLatency(usize),
-    SubscriberReach(usize),
+    ReplicasReach(usize),
+    ApiserversReach(usize),
     Lag(usize),
     Memory(usize),
     OtherCluster(usize),
@@ -200,9 +201,13 @@ impl Faults {
                 world.controls[subscriber_number].route.delay(Duration::ZERO);
                 world.controls[subscriber_number].direct.delay(Duration::ZERO);
             }
-            Heal::SubscriberReach(subscriber_number) => {
+            Heal::ReplicasReach(subscriber_number) => {
                 world.note(format!("subscriber {subscriber_number} reaches the replicas again"));
-                world.controls[subscriber_number].route.refuse(false);
+                world.controls[subscriber_number].route.bring_back();
+            }
+            Heal::ApiserversReach(subscriber_number) => {
+                world.note(format!("subscriber {subscriber_number} reaches the apiservers again"));
+                world.controls[subscriber_number].direct.bring_back();
             }
         }
     }

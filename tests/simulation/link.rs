@@ -247,6 +247,8 @@ struct RouteState {
     links: Vec<Link>,
     latency: Duration,
     refused: bool,
+    /// New connections are half-open from their start.
+    hangs: bool,
 }
 
 impl Route {
@@ -257,6 +259,9 @@ impl Route {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let (link, ours, theirs) = Link::new(state.latency);
+        if state.hangs {
+            link.silence();
+        }
         state.links.retain(|link| !link.is_over() || link.is_awaited());
         state.links.push(link);
         Ok((ours, theirs))
@@ -295,5 +300,26 @@ impl Route {
     /// Refuses new connections, or accepts them again.
     pub(crate) fn refuse(&self, refused: bool) {
         self.state.lock().unwrap().refused = refused;
+    }
+
+    /// Breaks every open connection, and refuses new ones.
+    pub(crate) fn take_away(&self) {
+        self.refuse(true);
+        self.each(Link::cut);
+    }
+
+    /// Makes open and new connections half-open.
+    pub(crate) fn hang(&self) {
+        self.state.lock().unwrap().hangs = true;
+        self.each(Link::silence);
+    }
+
+    /// Ends what [`Self::take_away`] and [`Self::hang`] did.
+    pub(crate) fn bring_back(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.refused = false;
+        state.hangs = false;
+        drop(state);
+        self.reset_silent();
     }
 }

@@ -299,7 +299,7 @@ async fn run(seed: u64, options: &Options) -> Report {
         }
         if !users.is_empty() && apiserver_use.random_bool(0.08) {
             let place = apiserver_use.random_range(0..users.len());
-            faults.take_replicas_away(subscribers + informers + place);
+            faults.take_servers_away(subscribers + informers + place);
         }
         faults.heal_due();
         sleep(Duration::from_millis(match random.random_range(0..10u32) {

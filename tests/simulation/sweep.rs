@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    faults::{KINDS, OUT_OF_REACH},
+    faults::{APISERVER_USE_KINDS, KINDS},
     http_transport::{ENDS_IN_GZIP, MOVES, SWITCHES, WATCHES_IN_GZIP},
     informer::FALLBACK_STARTS,
     seed::{Options, Report, run_seed},
@@ -147,7 +147,7 @@ pub(crate) fn sweep(first: u64, seeds: u64) -> ExitCode {
     }
     if seeds >= COVERAGE_SEEDS_MIN {
         let often = EXPECTED.iter().map(|name| ((*name).to_owned(), OFTEN));
-        let faults = KINDS.iter().chain([&OUT_OF_REACH]).map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
+        let faults = KINDS.iter().chain(&APISERVER_USE_KINDS).map(|kind| (format!("fault: {kind}"), FAULT_OFTEN));
         let rarer = RARER.iter().map(|name| ((*name).to_owned(), FAULT_OFTEN));
         for (name, least) in often.chain(faults).chain(rarer) {
             let count = total.counts.get(&name).copied().unwrap_or(0);

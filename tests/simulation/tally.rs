@@ -15,7 +15,7 @@ pub(crate) fn tally_informers(histories: &[InformerHistory]) -> BTreeMap<String,
         for entry in &history.entries {
             let name = match &entry.what {
                 Observed::Started => "starts",
-                Observed::HandlerAdded(_) | Observed::Resumed(_) => continue,
+                Observed::HandlerAdded(_) | Observed::Resumed(_) | Observed::ApiserverStart { .. } => continue,
                 Observed::Complete(_) => "complete states",
                 Observed::Batch => "gaps and catch-ups",
                 Observed::Failed(_) => "failures",

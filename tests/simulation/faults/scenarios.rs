@@ -6,7 +6,7 @@ use kubefan_sim::apiserver::{Fault, FaultRule, Verb};
 use rand::RngExt;
 use tokio::time::Instant;
 
-use super::{Faults, Heal, OUT_OF_REACH, REWIND_PAUSE};
+use super::{Faults, REWIND_PAUSE};
 use crate::workload::Workload;
 
 /// Time for every replica to notice another schema and to read the pods again, and then for a
@@ -37,18 +37,6 @@ impl Faults {
             }
             self.pause(Duration::from_secs(2)).await;
         }
-    }
-
-    /// Takes the replicas away from one subscriber, which may turn to the apiserver.
-    pub(crate) fn take_replicas_away(&mut self, subscriber_number: usize) {
-        let world = self.world.clone();
-        let time = self.seconds(2, 60);
-        world.note(format!("{OUT_OF_REACH}: subscriber {subscriber_number}, for {time:?}"));
-        let route = &world.controls[subscriber_number].route;
-        route.refuse(true);
-        route.each(|link| link.cut());
-        self.later(time, Heal::SubscriberReach(subscriber_number));
-        *self.counts.entry(OUT_OF_REACH).or_default() += 1;
     }
 
     /// Gives all pods other bytes. Returns whether it did: not after a restore from a backup, which

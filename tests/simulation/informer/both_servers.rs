@@ -54,34 +54,40 @@ pub(super) fn with_fallback(
     let starts = ApiserverStarts::new(BudgetedOptions { budget, backoff, seed: Some(random.random()) });
     let options = RequestOptions { is_http2: false, accepts_gzip: false, servers: Servers::Apiservers };
     let apiserver = http_source(world, spec, settings, &Arc::new(AtomicUsize::new(0)), random.random(), options);
-    let noted =
-        |source, is_apiserver| NotedSource { source, is_apiserver, world: world.clone(), recorder: noted_by.clone() };
-    Arc::new(WithFallback::new(noted(kubefan, false), noted(apiserver, true), Fallback::Budgeted(starts)))
+    let noted = |source, window| NotedSource { source, window, world: world.clone(), recorder: noted_by.clone() };
+    let window = Duration::from_secs_f64(f64::from(budget.clients) / budget.starts_per_second);
+    Arc::new(WithFallback::new(noted(kubefan, None), noted(apiserver, Some(window)), Fallback::Budgeted(starts)))
 }
 
-/// Notes the versions from which watches are resumed. A version of the apiserver has no places, so
-/// an event of such a version may be lost or repeated.
+/// Notes the starts at the apiserver, and the versions from which watches are resumed. A version of
+/// the apiserver has no places, so an event of such a version may be lost or repeated.
 struct NotedSource {
     source: Arc<dyn ListerWatcher>,
-    is_apiserver: bool,
+    /// For the apiserver: the time that each start must be after the one before.
+    window: Option<Duration>,
     world: Arc<World>,
     recorder: InformerRecorder,
 }
 
 impl NotedSource {
-    fn count(&self) {
-        self.world.count(FALLBACK_STARTS, self.is_apiserver.into());
+    fn note_start(&self) {
+        let Some(window) = self.window else { return };
+        self.world.count(FALLBACK_STARTS, 1);
+        self.recorder.note(Observed::ApiserverStart { window });
     }
 }
 
 impl ListerWatcher for NotedSource {
     fn list(&self, options: ListOptions) -> BoxFuture<'_, Result<ListPage, ClientError>> {
-        self.count();
+        // The later pages belong to the start of the first one.
+        if options.continue_token.is_empty() {
+            self.note_start();
+        }
         self.source.list(options)
     }
 
     fn watch(&self, options: ListOptions) -> BoxFuture<'_, Result<WatchEvents, ClientError>> {
-        self.count();
+        self.note_start();
         if let Some(from) = version(&options.resource_version).filter(|_| !options.send_initial_events) {
             self.recorder.note(Observed::Resumed(from));
         }

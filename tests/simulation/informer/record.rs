@@ -43,6 +43,10 @@ pub(crate) enum Observed {
     HandlerAdded(usize),
     /// A watch over HTTP starts from the version of this place, which has no places there.
     Resumed(u64),
+    /// A list or a watch starts at the apiserver. The program may have one such start in a window.
+    ApiserverStart {
+        window: Duration,
+    },
     /// The server has sent a complete state, up to its end: that of this place.
     Complete(Option<u64>),
     /// The server has sent a gap or a catch-up, up to its end.
@@ -87,6 +91,7 @@ impl fmt::Display for InformerEntry {
             Observed::Started => write!(f, "the program starts"),
             Observed::HandlerAdded(handler) => write!(f, "handler {handler} is added"),
             Observed::Resumed(place) => write!(f, "a watch from version {}", version_of(*place)),
+            Observed::ApiserverStart { window } => write!(f, "a start at the apiserver, one in {window:?}"),
             Observed::Complete(place) => write!(f, "a complete state at {place:?}; given {:?}", self.given),
             Observed::Batch => write!(f, "a gap or a catch-up; given {:?}", self.given),
             Observed::Failed(why) => write!(f, "failed: {why}"),

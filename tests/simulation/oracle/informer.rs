@@ -53,6 +53,8 @@ struct Walk<'a> {
     /// Objects that may lack an event: over HTTP a watch was resumed from the version of several
     /// events, or a state has that version, as at the apiserver.
     excused: BTreeSet<String>,
+    /// The time of the last start at the apiserver since the start of the program.
+    apiserver_start: Option<std::time::Duration>,
     /// Objects, by address, that are true states.
     true_states: HashSet<usize>,
     /// For each object, the versions in the first epoch at which the selection has an event.
@@ -85,6 +87,7 @@ pub(crate) fn judge_informer(
         highest: 0,
         first_epoch: 0,
         excused: BTreeSet::new(),
+        apiserver_start: None,
         true_states: HashSet::new(),
         events,
     };
@@ -118,6 +121,7 @@ impl<'a> Walk<'a> {
                 self.complete_at = None;
                 self.version = None;
                 self.excused.clear();
+                self.apiserver_start = None;
                 self.reencoded = 0;
                 // Right after a restore a replica may still be in the previous history.
                 let is_settled = entry.revision > self.truth.epochs[entry.epoch].base;
@@ -133,6 +137,18 @@ impl<'a> Walk<'a> {
                 let shared = self.sharing(truth::version_of(*place), entry);
                 self.excused.extend(shared);
                 Ok(())
+            }
+            Observed::ApiserverStart { window } => {
+                let before = self.apiserver_start.replace(entry.at);
+                let passed = before.map(|before| entry.at.saturating_sub(before));
+                match passed.filter(|passed| passed < window) {
+                    Some(passed) => {
+                        let text =
+                            format!("has two starts at the apiserver within {passed:?}, and one in {window:?} is due");
+                        Err((Guarantee::Bounded, text))
+                    }
+                    None => Ok(()),
+                }
             }
             Observed::Complete(place) => {
                 let version = place.map(truth::version_of).filter(|_| self.spec.reads_over_http());
