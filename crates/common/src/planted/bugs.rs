@@ -441,7 +441,7 @@ bugs! {
 
     /// `client/fallback/follow.rs`: on return the watch of kubefan goes on that was started before
     /// the last events of the apiserver. Needs: events while kubefan is asked again.
-    ReturnFromOldVersion = "return-from-old-version" breaks "Unique, Ordered",
+    ReturnFromOldVersion = "return-from-old-version" breaks "Unique, Ordered, Reliable",
 
     /// `client/fallback/follow.rs`: the event that shows that kubefan is back is dropped, also if
     /// its watch goes on. Needs: an outage that ends before the apiserver has sent anything.
