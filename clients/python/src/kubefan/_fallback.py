@@ -229,8 +229,10 @@ class ThreadClock:
 class Start:
     """A read that waits for its start at the apiserver."""
 
-    def __init__(self, admitted: Callable[[], None]) -> None:
+    def __init__(self, admitted: Callable[[], None], overtaken_until: float) -> None:
         self.admitted = admitted
+        #: Until then reads of callers without a state go first.
+        self.overtaken_until = overtaken_until
 
 
 class Gate:
@@ -239,7 +241,7 @@ class Gate:
     The hazard is a fleet whose clients all turn to the apiserver at once: it would make one outage
     into two. So each client has one start in each window, and the first window begins at a random
     moment. A read whose caller has a state waits for one window more, so that those without a state
-    go first, in the whole fleet and in each client.
+    go first, in the whole fleet and in each client. After two windows they take turns.
     """
 
     def __init__(
@@ -254,6 +256,8 @@ class Gate:
         self._later_from = float("-inf")
         self._first: deque[Start] = deque()
         self._later: deque[Start] = deque()
+        #: The last start was one with a state.
+        self._was_later = False
         self._due: Optional[float] = None
         self._cancel: Optional[Cancel] = None
 
@@ -265,9 +269,9 @@ class Gate:
     def enter(self, has_state: bool, admitted: Callable[[], None]) -> Start:
         """Calls `admitted` at the moment of a start, unless it leaves before."""
         with self._lock:
-            made, now = Start(admitted), self._clock.now()
+            now, window = self._clock.now(), self._budget.window
+            made = Start(admitted, now + 2 * window)
             if not self._first and not self._later and now >= self._next:
-                window = self._budget.window
                 self._next = now + self._random.random() * window
                 self._later_from = self._next + window
             (self._later if has_state else self._first).append(made)
@@ -301,9 +305,16 @@ class Gate:
             if self._due != due:
                 return
             self._due = self._cancel = None
-            start = (self._first or self._later).popleft()
+            now = self._clock.now()
+            is_overdue = (
+                bool(self._later)
+                and now >= max(self._later_from, self._later[0].overtaken_until)
+                and not self._was_later
+            )
+            self._was_later = is_overdue or not self._first
+            start = (self._later if self._was_later else self._first).popleft()
             # Not from `due`: a start that came late would be followed by the next one at once.
-            self._next = self._clock.now() + self._budget.window
+            self._next = now + self._budget.window
             self._arm()
         start.admitted()
 

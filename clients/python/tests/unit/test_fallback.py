@@ -178,6 +178,14 @@ def test_those_without_a_state_go_first_and_all_are_spaced() -> None:
     assert admitted(0.25, [("later", True)], 3) == ["later 1.25"]
 
 
+def test_reads_without_a_state_go_first_for_two_windows_and_then_take_turns() -> None:
+    starts = [("later 1", True), ("later 2", True)]
+    starts += [(f"first {number}", False) for number in range(1, 6)]
+    # The window is a second, so each watch waits for two of them, and then for one turn.
+    expected = ["first 1", "first 2", "later 1", "first 3", "later 2", "first 4", "first 5"]
+    assert [word.rpartition(" ")[0] for word in admitted(0.5, starts, 10)] == expected
+
+
 def test_a_start_that_left_is_not_admitted() -> None:
     clock, words = FakeClock(), list[str]()
     gate = Gate(clock, Budget(10, 10.0), Fixed(0.5))
