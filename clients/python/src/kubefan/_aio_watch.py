@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -142,23 +141,40 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
 
     async def _start(self, fallback: WatchFallback, left: Optional[float]) -> bool:
         """Waits for a start at the apiserver."""
-        delay = min(fallback.delay(time.monotonic()), math.inf if left is None else left)
-        if await self._is_closed_within(delay):
-            return False
-        woken, loop = asyncio.Event(), asyncio.get_running_loop()
+        woken, loop, now = asyncio.Event(), asyncio.get_running_loop(), time.monotonic()
 
         def wake() -> None:
             loop.call_soon_threadsafe(woken.set)
 
+        forget = fallback.reads.monitor.listen(wake)
+        try:
+            if self._closed.is_set() or fallback.has_returned(now):
+                return False
+            delay = fallback.delay(now)
+            if delay > 0:
+                await self._woken_or_closed(woken, delay if left is None else min(delay, left))
+                fallback.has_returned(time.monotonic())
+                return False
+        finally:
+            forget()
         wait = StartWait(fallback.reads, fallback.has_state, fallback.view(), wake)
+        try:
+            await self._woken_or_closed(woken, left)
+        finally:
+            is_admitted = wait.end()
+        if self._closed.is_set() or not is_admitted:
+            fallback.has_returned(time.monotonic())
+            return False
+        return True
+
+    async def _woken_or_closed(self, woken: asyncio.Event, seconds: Optional[float]) -> None:
+        loop = asyncio.get_running_loop()
         tasks = [loop.create_task(woken.wait()), loop.create_task(self._closed.wait())]
         try:
-            await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            is_admitted = wait.end()
-        return is_admitted and not self._closed.is_set()
 
     async def _is_closed_within(self, seconds: float) -> bool:
         if seconds > 0:
@@ -172,6 +188,9 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         if await self._is_closed_within(self._state.delay(time.monotonic())):
             return []
         now = time.monotonic()
+        # Another read may have found meanwhile that kubefan is away.
+        if self._fallback is not None and self._fallback.goes_direct(now):
+            return []
         request = self._state.request(now)
         if request is None:
             return []

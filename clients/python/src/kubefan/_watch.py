@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -125,13 +124,22 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         if self._state.is_over(now):
             return []
         self._woken.clear()
-        if self._closed.is_set() or self._closed.wait(
-            min(fallback.delay(now), math.inf if left is None else left)
-        ):
-            return []
+        forget = fallback.reads.monitor.listen(self._woken.set)
+        try:
+            if self._closed.is_set() or fallback.has_returned(now):
+                return []
+            delay = fallback.delay(now)
+            if delay > 0:
+                self._woken.wait(delay if left is None else min(delay, left))
+                fallback.has_returned(time.monotonic())
+                return []
+        finally:
+            forget()
         wait = StartWait(fallback.reads, fallback.has_state, fallback.view(), self._woken.set)
         self._woken.wait(left)
-        if not wait.end() or self._closed.is_set():
+        is_admitted = wait.end()
+        if self._closed.is_set() or not is_admitted:
+            fallback.has_returned(time.monotonic())
             return []
         return fallback.open(time.monotonic())
 
@@ -139,6 +147,9 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         if self._closed.wait(self._state.delay(time.monotonic())):
             return []
         now = time.monotonic()
+        # Another read may have found meanwhile that kubefan is away.
+        if self._fallback is not None and self._fallback.goes_direct(now):
+            return []
         request = self._state.request(now)
         if request is None:
             return []

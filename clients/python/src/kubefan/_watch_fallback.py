@@ -83,6 +83,7 @@ class WatchFallback:
         self._has_selector = bool(target.label_selector or target.field_selector)
         self._at = AtVersion()
         self._watch: Optional[ApiserverWatch] = None
+        self._watch_opened_at = 0.0
         self._abort: Optional[Abort] = None
         #: Whether a start was made, and the watch of it has not ended.
         self.is_open = False
@@ -118,6 +119,13 @@ class WatchFallback:
     def delay(self, now: float) -> float:
         """Seconds to wait before the next start."""
         return max(0.0, self._retry_at - now)
+
+    def has_returned(self, now: float) -> bool:
+        """Whether kubefan is to be asked again. Ends the wait after an error of the apiserver."""
+        if self.goes_direct(now):
+            return False
+        self._state.soon(now)
+        return True
 
     def view(self) -> View:
         """The state of kubefan."""
@@ -166,6 +174,8 @@ class WatchFallback:
         self._leaves, self.is_open = False, True
         if self._closed:
             return []
+        # Before the requests: an apiserver that accepts them may never answer.
+        self._await_return(now)
         read = self.reads.read(self._target, self._projection)
         items: list[WatchItem] = []
         try:
@@ -183,7 +193,7 @@ class WatchFallback:
             self._at.moved = True
         except KubefanError as error:
             return items + self._ended(error)
-        self._await_return(now)
+        self._watch_opened_at = time.monotonic()
         return items or self._state.opened(now)
 
     def read(self) -> list[WatchItem]:
@@ -239,6 +249,9 @@ class WatchFallback:
 
         self._cancel()
         self._cancel = cancel
+        # `close` may have come in between.
+        if self._closed:
+            cancel()
 
     def _ended(self, error: Optional[KubefanError]) -> list[WatchItem]:
         watch, self._watch = self._watch, None
@@ -250,7 +263,12 @@ class WatchFallback:
         if self._leaves:
             self._refused_until = 0.0
             return []
-        if error is None or self._state.is_over(now):
+        if self._state.is_over(now):
+            return []
+        if error is None:
+            # A server that ends each watch at once is not asked in a tight loop.
+            if now - self._watch_opened_at < SHORT_STREAM_SECONDS:
+                self._retry_at = now + self._state.pause(now)
             return []
         self._had_state = self.has_state
         view = self.view()

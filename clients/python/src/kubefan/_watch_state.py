@@ -221,6 +221,16 @@ class WatchState:
         self.cluster = self.cluster if cluster is None else cluster
         self._deltas_current = False
 
+    def pause(self, now: float) -> float:
+        """Seconds until another attempt at the apiserver."""
+        return self._backoff.next_delay(now)
+
+    def soon(self, now: float) -> None:
+        """Asks kubefan within two first delays. All watches of a client learn of its return."""
+        wake_at = now + 2 * self._options.backoff.initial * self._random.random()
+        if self._wake_at is not None:
+            self._wake_at = min(self._wake_at, wake_at)
+
     def is_over(self, now: float) -> bool:
         """Whether the timeout of the watch has passed. Then it has ended."""
         self.ended = self.ended or (self._deadline is not None and now >= self._deadline)

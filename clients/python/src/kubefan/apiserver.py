@@ -45,6 +45,10 @@ _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 120.0
 #: The shortest timeout of a watch, and the longest is twice that, as in client-go.
 _WATCH_SECONDS_MIN = 300
+#: The apiserver may keep a watch for this many seconds without its headers.
+_WATCH_HEADERS_SECONDS = 30.0
+#: The longest delay before a retry that the apiserver may ask for.
+_RETRY_SECONDS_MAX = 60.0
 #: The apiserver gets this many seconds to end a watch after its timeout.
 _WATCH_GRACE_SECONDS = 30.0
 _JSON = "application/json"
@@ -239,8 +243,10 @@ class Apiserver:
         accept = _METADATA if read.projection.metadata_only else _JSON
         path = _path(place, read.target) + _query(parameters)
         connection, response = self._send(
-            path, accept, abort, ErrorReason.RESOURCE_NOT_FOUND, seconds + _WATCH_GRACE_SECONDS
+            path, accept, abort, ErrorReason.RESOURCE_NOT_FOUND, _WATCH_HEADERS_SECONDS
         )
+        if connection.sock is not None:
+            connection.sock.settimeout(seconds + _WATCH_GRACE_SECONDS)
         return ApiserverWatch(self, connection, response, read, abort)
 
     def _json(self, path: str, accept: str, abort: Abort, not_found: str) -> dict[str, Any]:
@@ -340,6 +346,8 @@ class Apiserver:
         seconds = float(delay) if delay is not None and str(delay).isdecimal() else None
         if status == 429:
             seconds = max(seconds or 0.0, 1.0)
+        if seconds is not None:
+            seconds = min(seconds, _RETRY_SECONDS_MAX)
         message = details.get("message") or "no message"
         return kind(
             f"the apiserver at {self.server} answers {status}: {message}",

@@ -25,6 +25,9 @@ def line(kind: str, name: str, version: str) -> dict[str, Any]:
 class FakeApiserver:
     """Serves lists and watches, each by the next entry. A watch without an entry stays silent.
 
+    Other entries of a watch are the status of a refusal, "hang" (no answer), "end" (an answer that
+    ends at once) and "later" (503, with a delay of an hour).
+
     Attributes:
         requests: The requests: `list`, `watch 5`, `get a`.
     """
@@ -35,6 +38,7 @@ class FakeApiserver:
         self.requests: list[str] = []
         self._lists, self._watches = lists or [], watches or []
         self._ended = threading.Event()
+        self._came = threading.Condition()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,28 +66,57 @@ class FakeApiserver:
         self._server.shutdown()
         self._server.server_close()
 
+    def until(self, *requests: str) -> None:
+        """Waits until these requests have come."""
+        with self._came:
+            assert self._came.wait_for(lambda: self.requests == list(requests), 60), self.requests
+
+    def _note(self, request: str) -> None:
+        with self._came:
+            self.requests.append(request)
+            self._came.notify_all()
+
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         url = urlsplit(handler.path)
         query = parse_qs(url.query)
         if "watch" in query:
-            self.requests.append(f"watch {query['resourceVersion'][0]}")
+            self._note(f"watch {query['resourceVersion'][0]}")
             self._watch(handler, self._watches.pop(0) if self._watches else [])
         elif url.path == "/prefix/api/v1/pods":
-            self.requests.append("list")
+            self._note("list")
             self._send(handler, self._lists.pop(0))
         else:
             name = url.path.rpartition("/")[2]
-            self.requests.append(f"get {name}")
+            self._note(f"get {name}")
             self._send(handler, {"kind": "Pod", "apiVersion": "v1", **pod(name, "3")})
 
-    def _send(self, handler: BaseHTTPRequestHandler, content: Any, status: int = 200) -> None:
+    def _send(
+        self,
+        handler: BaseHTTPRequestHandler,
+        content: Any,
+        status: int = 200,
+        headers: Optional[dict[str, str]] = None,
+    ) -> None:
         body = json.dumps(content).encode()
         handler.send_response(status)
+        for name, value in (headers or {}).items():
+            handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
 
     def _watch(self, handler: BaseHTTPRequestHandler, script: Any) -> None:
+        if script == "hang":
+            self._ended.wait()
+            return
+        if script == "end":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        if script == "later":
+            self._send(handler, {"code": 503}, 503, {"Retry-After": "3600"})
+            return
         if isinstance(script, int):
             self._send(handler, {"message": "refused", "code": script}, script)
             return

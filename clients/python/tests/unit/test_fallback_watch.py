@@ -17,6 +17,7 @@ from kubefan import (
     Budget,
     Client,
     ClientOptions,
+    Disconnected,
     Event,
     Expired,
     Fallback,
@@ -233,3 +234,55 @@ def test_credentials_of_a_kubeconfig_need_tls_to_another_machine() -> None:
         Apiserver.from_configuration(of("http://10.0.0.1:6443"))
     for host in ("https://10.0.0.1:6443", "http://127.0.0.1:8001", "http://localhost:8001"):
         assert Apiserver.from_configuration(of(host)).server == host
+
+
+def _returns(kind: str, entry: Any, **keywords: Any) -> list[Any]:
+    """The items until kubefan's event, which has returned while the apiserver does not serve."""
+    last = sends(event("ADDED", "x", "6", "6"))
+    with Server(GONE, last) as server, FakeApiserver(watches=[entry]) as apiserver:
+        server.is_serving = False
+        with Recorder(
+            kind,
+            server.address,
+            "watch_items",
+            "pods",
+            options=options(apiserver),
+            resource_version="5",
+            **keywords,
+        ) as watch:
+            apiserver.until("watch 5")
+            server.is_serving = True
+            watch.until(lambda seen: "x 6" in words(seen), "kubefan's event")
+            return watch.seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_to_an_apiserver_that_hangs_ends_when_kubefan_returns(kind: str) -> None:
+    assert lasting(_returns(kind, "hang", backoff=FAST)) == ["x 6"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_wait_after_an_error_of_the_apiserver_ends_when_kubefan_returns(kind: str) -> None:
+    seen = _returns(kind, "later", backoff=FAST)
+    assert lasting(seen) == ["x 6"]
+    # The delay that the apiserver asks for has a bound.
+    assert max(item.retry_in for item in seen if isinstance(item, Disconnected)) == 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_watch_that_ends_at_once_is_not_repeated_at_once(kind: str) -> None:
+    backoff = BackoffOptions(initial=3600.0, max=3600.0)
+    with Server(GONE) as server, FakeApiserver(watches=["end"]) as apiserver:
+        server.is_serving = False
+        made = options(apiserver)
+        with Recorder(
+            kind,
+            server.address,
+            "watch_items",
+            "pods",
+            options=made,
+            backoff=backoff,
+            resource_version="5",
+        ) as watch:
+            watch.until(lambda seen: "Reconnected" in words(seen), "the watch")
+        assert apiserver.requests == ["watch 5"]
