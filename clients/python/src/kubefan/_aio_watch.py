@@ -52,6 +52,8 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         #: The step at the apiserver that is under way.
         self._reading: Optional[asyncio.Future[list[WatchItem]]] = None
         self.resume_version = options.resource_version
+        if self._fallback is not None:
+            self._fallback.reads.add(self)
         self._method = channel.unary_stream(
             messages.WATCH,
             request_serializer=api.WatchRequest.SerializeToString,

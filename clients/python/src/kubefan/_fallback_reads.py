@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol, TypeVar
 
 import grpc
 
@@ -22,7 +23,7 @@ from ._fallback import (
     parse_budget,
     verdict_of,
 )
-from .apiserver import Apiserver, Read
+from .apiserver import Abort, Apiserver, Read
 from .errors import KubefanError, Unreachable
 from .items import Resource, SnapshotBegin, WatchItem
 from .options import Projection, Target
@@ -41,6 +42,16 @@ _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 OnSide = Callable[[Side, str], None]
 OnStart = Callable[[float], None]
+
+
+_T = TypeVar("_T")
+
+
+class Closable(Protocol):
+    """A watch."""
+
+    def close(self) -> None:
+        """Ends it, from any thread."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +82,16 @@ class FallbackReads:
         self._reports = reports
         self._side = Side.HEALTHY
         self._resolved: dict[tuple[str, str, str], Resource] = {}
+        self._lock = threading.RLock()
+        #: The client was closed.
+        self.is_closed = False
+        self._watches: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._ends: list[Callable[[], None]] = []
 
     def note(self, error: Optional[KubefanError], epoch: int) -> Verdict:
         """Notes the outcome of a call to kubefan that was made in this epoch."""
+        if self.is_closed:
+            return Verdict.ANSWERED
         verdict = verdict_of(error)
 
         def step(machine: Machine, now: float) -> None:
@@ -115,9 +133,51 @@ class FallbackReads:
         if self._reports.on_start is not None:
             self._reports.on_start(waited)
 
+    def add(self, watch: Closable) -> None:
+        """Closes a watch with the client."""
+        with self._lock:
+            self._watches.add(watch)
+            is_late = self.is_closed
+        if is_late:
+            watch.close()
+
+    def until_closed(self, end: Callable[[], None]) -> Cancel:
+        """Calls a function when the client is closed, until it is cancelled."""
+        with self._lock:
+            self._ends.append(end)
+            is_late = self.is_closed
+        if is_late:
+            end()
+
+        def cancel() -> None:
+            with self._lock:
+                if end in self._ends:
+                    self._ends.remove(end)
+
+        return cancel
+
+    def direct(self, read: Callable[[FallbackReads, Abort], _T], abort: Abort) -> _T:
+        """Makes a list or a get at the apiserver, on this thread."""
+        forget = self.until_closed(abort.set)
+        try:
+            return read(self, abort)
+        except KubefanError:
+            if self.is_closed:
+                raise closed(self.address) from None
+            raise
+        finally:
+            forget()
+
     def close(self) -> None:
-        """Ends the probes."""
+        """Ends the probes, and all that reads or waits."""
+        with self._lock:
+            self.is_closed = True
+            watches, ends = list(self._watches), list(self._ends)
         self.monitor.close()
+        for watch in watches:
+            watch.close()
+        for end in ends:
+            end()
 
     def _changed(self, side: Side, reason: str) -> None:
         # One line for each change of the server, not for each change of the state.
@@ -146,6 +206,7 @@ class StartWait:
         self._forget: Optional[Cancel] = None
         if not view.is_healthy:
             self._forget = reads.monitor.listen(wake)
+        self._forget_close = reads.until_closed(wake)
         self._start = reads.gate.enter(has_state, self._admitted)
         if not view.is_healthy and reads.monitor.look() != view:
             wake()
@@ -154,7 +215,9 @@ class StartWait:
         """Ends the wait. Whether the read may start."""
         if self._forget is not None:
             self._forget()
+        self._forget_close()
         self._reads.gate.leave(self._start)
+        self.is_admitted = self.is_admitted and not self._reads.is_closed
         if self.is_admitted:
             self._reads.started(self._reads.clock.now() - self._since)
         return self.is_admitted
@@ -198,6 +261,12 @@ def no_answer(address: str) -> Unreachable:
     """The error of a call without an answer."""
     problem = f"no answer within {ANSWER_SECONDS_MAX:g} s"
     return Unreachable(f"cannot reach kubefan at {address}: {problem}", code=_UNAVAILABLE)
+
+
+def closed(address: str) -> Unreachable:
+    """The error of a list or a get whose client was closed."""
+    problem = f"the client of kubefan at {address} was closed"
+    return Unreachable(problem, code=grpc.StatusCode.CANCELLED)
 
 
 def late(address: str, seconds: float) -> Unreachable:

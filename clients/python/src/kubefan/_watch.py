@@ -50,6 +50,8 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
         if made.fallback is not None and options.fallback != Fallback.NEVER:
             self._fallback = WatchFallback(made.fallback, self._state, target, options)
         self.resume_version = options.resource_version
+        if self._fallback is not None:
+            self._fallback.reads.add(self)
         self._method = connection.channel.unary_stream(
             messages.WATCH,
             request_serializer=api.WatchRequest.SerializeToString,

@@ -24,6 +24,7 @@ from ._fallback_reads import (
     FallbackReads,
     Reports,
     StartWait,
+    closed,
     late,
 )
 from ._in_cluster import in_cluster_options
@@ -237,6 +238,8 @@ class Client(AsyncContextManager):
         self._clock.bind()
         end = time.monotonic() + seconds
         while True:
+            if reads.is_closed:
+                raise closed(self.address)
             view, left = reads.monitor.look(), end - time.monotonic()
             if view.is_healthy:
                 try:
@@ -273,7 +276,7 @@ class Client(AsyncContextManager):
         abort, worker = Abort(), Worker(self._clock)
         cancel = self._clock.call_later(max(0.0, seconds), abort.set)
         try:
-            return await worker.run(lambda: direct(reads, abort))
+            return await worker.run(lambda: reads.direct(direct, abort))
         except asyncio.CancelledError:
             abort.set()
             raise

@@ -20,6 +20,7 @@ from ._fallback_reads import (
     FallbackReads,
     Reports,
     answer_of,
+    closed,
     late,
     wait_for_start,
 )
@@ -249,6 +250,8 @@ class Client(ContextManager):
             return self._call(ask, seconds)
         end = time.monotonic() + seconds
         while True:
+            if reads.is_closed:
+                raise closed(self.address)
             view, left = reads.monitor.look(), end - time.monotonic()
             if view.is_healthy:
                 try:
@@ -269,7 +272,7 @@ class Client(ContextManager):
                 abort = Abort()
                 cancel = reads.clock.call_later(max(0.0, end - time.monotonic()), abort.set)
                 try:
-                    return direct(reads, abort)
+                    return reads.direct(direct, abort)
                 finally:
                     cancel()
 

@@ -25,8 +25,8 @@ def line(kind: str, name: str, version: str) -> dict[str, Any]:
 class FakeApiserver:
     """Serves lists and watches, each by the next entry. A watch without an entry stays silent.
 
-    Other entries of a watch are the status of a refusal, "hang" (no answer), "end" (an answer that
-    ends at once) and "later" (503, with a delay of an hour).
+    A list may "hang" (no answer). Other entries of a watch are the status of a refusal, "hang",
+    "end" (an answer that ends at once) and "later" (503, with a delay of an hour).
 
     Attributes:
         requests: The requests: `list`, `watch 5`, `get a`.
@@ -84,7 +84,11 @@ class FakeApiserver:
             self._watch(handler, self._watches.pop(0) if self._watches else [])
         elif url.path == "/prefix/api/v1/pods":
             self._note("list")
-            self._send(handler, self._lists.pop(0))
+            content = self._lists.pop(0)
+            if content == "hang":
+                self._ended.wait()
+            else:
+                self._send(handler, content)
         else:
             name = url.path.rpartition("/")[2]
             self._note(f"get {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from kubefan import (
     Fallback,
     Side,
     SnapshotEnd,
+    Unreachable,
     _fallback,
     aio,
 )
@@ -222,6 +224,48 @@ def test_lists_and_gets_are_made_at_the_apiserver_too() -> None:
 
         assert asyncio.run(read()) == "21.end"
         assert apiserver.requests == ["list", "get x", "get y", "list"]
+
+
+def test_close_ends_watches_and_reads_at_the_apiserver_too() -> None:
+    with Server(GONE) as server, FakeApiserver(["hang"]) as apiserver:
+        server.is_serving = False
+        client = Client(server.address, options(apiserver))
+        items = client.watch_items("pods", backoff=FAST, resource_version="5")
+        assert words([next(items), next(items)]) == ["Disconnected", "Reconnected"]
+        with futures.ThreadPoolExecutor(2) as threads:
+            watch = threads.submit(lambda: list(items))
+            read = threads.submit(lambda: client.list("pods"))
+            apiserver.until("watch 5", "list")
+            client.close()
+            assert watch.result() == []
+            with pytest.raises(Unreachable, match="was closed"):
+                read.result()
+        with pytest.raises(Unreachable, match="was closed"):
+            client.list("pods")
+
+
+def test_close_ends_watches_and_reads_at_the_apiserver_too_with_asyncio() -> None:
+    async def run(address: str, apiserver: FakeApiserver) -> None:
+        client = aio.Client(address, options(apiserver))
+        items = client.watch_items("pods", backoff=FAST, resource_version="5")
+        seen = [await items.__anext__(), await items.__anext__()]
+        assert words(seen) == ["Disconnected", "Reconnected"]
+        watch = asyncio.create_task(anext_or_none(items))
+        read = asyncio.create_task(client.list("pods"))
+        await asyncio.get_running_loop().run_in_executor(None, apiserver.until, "watch 5", "list")
+        await client.close()
+        assert await watch is None
+        with pytest.raises(Unreachable, match="was closed"):
+            await read
+
+    async def anext_or_none(items: Any) -> Any:
+        async for item in items:
+            return item
+        return None
+
+    with Server(GONE) as server, FakeApiserver(["hang"]) as apiserver:
+        server.is_serving = False
+        asyncio.run(run(server.address, apiserver))
 
 
 def test_credentials_of_a_kubeconfig_need_tls_to_another_machine() -> None:
