@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Optional, TypeVar
 
 from ._fallback import Cancel
-from ._fallback_reads import ANSWER_SECONDS_MAX, no_answer
+from ._fallback_reads import ANSWER_SECONDS_MAX, FallbackReads, no_answer
 
 _T = TypeVar("_T")
 
@@ -117,3 +117,15 @@ async def answer_in_time(call: Any, address: str) -> Any:
     except asyncio.TimeoutError:
         call.cancel()
         raise no_answer(address) from None
+
+
+async def health_of(reads: FallbackReads) -> bool:
+    """Asks kubefan for its health."""
+    answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def done(is_serving: bool) -> None:
+        if not answer.done():
+            answer.set_result(is_serving)
+
+    reads.monitor.ask(done)
+    return await answer

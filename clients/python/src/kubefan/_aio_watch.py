@@ -12,10 +12,11 @@ import grpc
 import grpc.aio
 
 from . import _keywords as messages
-from ._aio_fallback import LoopClock, Worker, answer_in_time
+from ._aio_fallback import LoopClock, Worker, answer_in_time, health_of
 from ._changes import Changes
 from ._context import AsyncContextManager
 from ._endpoint import Endpoint
+from ._fallback import Verdict
 from ._fallback_reads import StartWait
 from ._token import metadata_of
 from ._watch_fallback import WatchFallback
@@ -99,9 +100,9 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
                 return await self._open()
             message = await self._call.read()
         except grpc.RpcError as failed:
-            return self._failed(from_rpc(failed, self._endpoint.address))
+            return await self._failed(from_rpc(failed, self._endpoint.address))
         except Unreachable as error:
-            return self._failed(error)
+            return await self._failed(error)
         except asyncio.CancelledError:
             # `close` cancels the call, which the reader notices as its own cancellation.
             if self._closed.is_set():
@@ -202,7 +203,7 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
         try:
             self._sent = self._endpoint.authorization()
         except KubefanError as error:
-            return self._failed(error)
+            return await self._failed(error)
         call = self._method(
             request, metadata=metadata_of(self._sent), timeout=self._state.call_seconds(now)
         )
@@ -218,7 +219,7 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
             self._fallback.opened(time.monotonic())
         return self._state.opened(time.monotonic())
 
-    def _failed(self, error: KubefanError) -> list[WatchItem]:
+    async def _failed(self, error: KubefanError) -> list[WatchItem]:
         self._call = None
         if self._closed.is_set():
             return []
@@ -230,7 +231,12 @@ class WatchItems(AsyncContextManager, AsyncIterator[WatchItem]):
             self._token.expire(self._sent)
         now, is_certain = time.monotonic(), True
         if self._fallback is not None:
-            is_certain = not self._fallback.failed(error, now)
+            verdict = self._fallback.failed(error, now)
+            if verdict == Verdict.BUSY_FOR_LONG:
+                is_serving = await health_of(self._fallback.reads)
+                now = time.monotonic()
+                verdict = self._fallback.judged(error, now, is_serving)
+            is_certain = verdict != Verdict.REFUSED
         return self._state.failed(error, now, self._token.may_change, is_certain)
 
 

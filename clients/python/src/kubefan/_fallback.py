@@ -27,7 +27,7 @@ from .errors import (
 from .options import check_at_least, check_seconds
 from .reasons import ErrorReason
 
-#: kubefan may answer nothing but "later" for this many seconds before it counts as away.
+#: kubefan may answer nothing but "later" to reads of one kind for this many seconds.
 BUSY_SECONDS_MAX = 10.0
 #: The longest time between two such answers in a row, in seconds. Watches ask again within 60.
 BUSY_PAUSE_SECONDS_MAX = 120.0
@@ -110,6 +110,8 @@ class Verdict(enum.Enum):
     AWAY = enum.auto()
     #: kubefan asks to come back later.
     BUSY = enum.auto()
+    #: It has asked so for a while. Its health decides whether it is away.
+    BUSY_FOR_LONG = enum.auto()
     #: kubefan has no answer for this read, and the apiserver may have one.
     REFUSED = enum.auto()
 
@@ -140,6 +142,24 @@ def verdict_of(error: Optional[KubefanError]) -> Verdict:
     return Verdict.AWAY if is_lost else Verdict.ANSWERED
 
 
+class BusyRow:
+    """A row of answers to reads of one kind that ask to come back later.
+
+    Each kind has its own: one cache that never gets ready says nothing about the others.
+    """
+
+    def __init__(self) -> None:
+        self._since = self._at = float("-inf")
+
+    def lasts(self, now: float) -> bool:
+        """Notes such an answer. Whether there was no other one for a while."""
+        # Messages of open streams are no answers here, so only time can end an old row.
+        if now - self._at > BUSY_PAUSE_SECONDS_MAX:
+            self._since = now
+        self._at = now
+        return now - self._since >= BUSY_SECONDS_MAX
+
+
 class Machine:
     """Decides where reads go. It has no clock and does nothing by itself."""
 
@@ -147,9 +167,6 @@ class Machine:
         self.side = Side.HEALTHY
         #: The number of outages, so that an old failure does not begin a new one.
         self.epoch = 0
-        self._busy_since: Optional[float] = None
-        #: The time of the last "later".
-        self._busy_at = 0.0
         self._returned_at: Optional[float] = None
         self._healthy_since = 0.0
         #: Probes must be answered for this many seconds in this outage. 0: one is enough.
@@ -166,22 +183,8 @@ class Machine:
             self._hold = HOLD_SECONDS_MIN
         else:
             self._hold = min(2 * self._hold, HOLD_SECONDS_MAX)
-        self.side, self._busy_since = Side.AWAY, None
+        self.side = Side.AWAY
         self.epoch += 1
-
-    def busy(self, now: float, epoch: int) -> None:
-        """Notes that kubefan asked to come back later."""
-        if self.side != Side.HEALTHY or epoch != self.epoch:
-            return
-        if self._busy_since is None or now - self._busy_at > BUSY_PAUSE_SECONDS_MAX:
-            self._busy_since = now
-        self._busy_at = now
-        if now - self._busy_since >= BUSY_SECONDS_MAX:
-            self.failed(now, epoch)
-
-    def answered(self) -> None:
-        """Notes any other answer of kubefan."""
-        self._busy_since = None
 
     def moved(self) -> None:
         """A read was started at the apiserver, and should not move again soon."""
@@ -348,6 +351,8 @@ class Monitor:
         self._cancel: Optional[Cancel] = None
         self._is_probing = False
         self._closed = False
+        #: Those that wait for the answer to a question about kubefan's health.
+        self._asking: list[Callable[[bool], None]] = []
 
     @property
     def side(self) -> Side:
@@ -412,12 +417,30 @@ class Monitor:
 
         return cancel
 
+    def ask(self, done: Callable[[bool], None]) -> None:
+        """Asks kubefan for its health, once for all that want to know at the same time."""
+        with self._lock:
+            self._asking.append(done)
+            if len(self._asking) > 1:
+                return
+
+        def answered(is_serving: bool) -> None:
+            with self._lock:
+                asking, self._asking = self._asking, []
+            for each in asking:
+                each(is_serving)
+
+        self._probe(answered)
+
     def close(self) -> None:
         """Ends the probes."""
         with self._lock:
             self._closed = True
             if self._cancel is not None:
                 self._cancel()
+            asking, self._asking = self._asking, []
+        for each in asking:
+            each(False)
 
     def _arm(self) -> None:
         if self._machine.side == Side.HEALTHY or self._is_probing or self._closed:

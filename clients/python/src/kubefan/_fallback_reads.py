@@ -12,10 +12,10 @@ import grpc
 
 from ._fallback import (
     Budget,
+    BusyRow,
     Cancel,
     Clock,
     Gate,
-    Machine,
     Monitor,
     Side,
     Verdict,
@@ -32,6 +32,8 @@ logger = logging.getLogger("kubefan")
 
 #: kubefan may keep a call for this many seconds without the metadata of an answer.
 ANSWER_SECONDS_MAX = 10.0
+#: An error that comes so soon before the end of the caller's own time is due to it.
+LATE_SECONDS = 0.1
 #: The name of gRPC's health check, its request and the answer SERVING.
 HEALTH = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
@@ -45,6 +47,13 @@ OnStart = Callable[[float], None]
 
 
 _T = TypeVar("_T")
+#: The method and the resource of a call, whose busy answers count together.
+Kind = tuple[str, str, str, str]
+
+
+def kind_of(method: str, target: Target) -> Kind:
+    """The kind of a read."""
+    return (method, target.group, target.version, target.resource)
 
 
 class Closable(Protocol):
@@ -82,28 +91,59 @@ class FallbackReads:
         self._reports = reports
         self._side = Side.HEALTHY
         self._resolved: dict[tuple[str, str, str], Resource] = {}
+        self._busy: dict[Kind, BusyRow] = {}
         self._lock = threading.RLock()
         #: The client was closed.
         self.is_closed = False
         self._watches: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._ends: list[Callable[[], None]] = []
 
-    def note(self, error: Optional[KubefanError], epoch: int) -> Verdict:
-        """Notes the outcome of a call to kubefan that was made in this epoch."""
+    def note(self, error: Optional[KubefanError], epoch: int, kind: Kind) -> Verdict:
+        """Notes the outcome of a call to kubefan that was made in this epoch.
+
+        After `BUSY_FOR_LONG` the caller asks kubefan's health and calls `judge`.
+        """
         if self.is_closed:
             return Verdict.ANSWERED
         verdict = verdict_of(error)
-
-        def step(machine: Machine, now: float) -> None:
-            if verdict == Verdict.AWAY:
-                machine.failed(now, epoch)
-            elif verdict == Verdict.BUSY:
-                machine.busy(now, epoch)
-            else:
-                machine.answered()
-
-        self.monitor.note(str(error), step)
+        with self._lock:
+            if verdict != Verdict.BUSY:
+                self._busy.pop(kind, None)
+            elif self._busy.setdefault(kind, BusyRow()).lasts(self.clock.now()):
+                return Verdict.BUSY_FOR_LONG
+        if verdict == Verdict.AWAY:
+            self._failed(str(error), epoch)
         return verdict
+
+    def judge(self, error: KubefanError, epoch: int, is_serving: bool) -> Verdict:
+        """Decides about a kubefan that is busy for long, by its health."""
+        if self.is_closed:
+            return Verdict.ANSWERED
+        if is_serving:
+            # One resource or one limit is no outage: the other reads stay.
+            return Verdict.REFUSED
+        self._failed(str(error), epoch)
+        return Verdict.AWAY
+
+    def is_serving(self) -> bool:
+        """Asks kubefan for its health, and waits for the answer on this thread."""
+        has_answer, answers = threading.Event(), list[bool]()
+
+        def done(is_serving: bool) -> None:
+            answers.append(is_serving)
+            has_answer.set()
+
+        self.monitor.ask(done)
+        has_answer.wait()
+        return answers[0]
+
+    def moves_alone(self, resource: str, error: KubefanError) -> None:
+        """Logs that one watch goes to the apiserver."""
+        text = "kubefan at %s has no answer: a watch of %s goes to the apiserver: %s"
+        logger.warning(text, self.address, resource, error)
+
+    def _failed(self, reason: str, epoch: int) -> None:
+        self.monitor.note(reason, lambda machine, now: machine.failed(now, epoch))
 
     def learn(self, metadata: Any) -> None:
         """Reads the budget that kubefan tells."""

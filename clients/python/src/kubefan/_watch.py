@@ -15,6 +15,7 @@ from ._changes import Changes
 from ._connection import Connection
 from ._context import ContextManager
 from ._endpoint import Endpoint
+from ._fallback import Verdict
 from ._fallback_reads import StartWait, answer_of
 from ._token import metadata_of
 from ._watch_fallback import WatchFallback
@@ -192,7 +193,12 @@ class WatchItems(ContextManager, Iterator[WatchItem]):
             self._token.expire(self._sent)
         now, is_certain = time.monotonic(), True
         if self._fallback is not None:
-            is_certain = not self._fallback.failed(error, now)
+            verdict = self._fallback.failed(error, now)
+            if verdict == Verdict.BUSY_FOR_LONG:
+                is_serving = self._fallback.reads.is_serving()
+                now = time.monotonic()
+                verdict = self._fallback.judged(error, now, is_serving)
+            is_certain = verdict != Verdict.REFUSED
         try:
             items = self._state.failed(error, now, self._token.may_change, is_certain)
         except KubefanError:

@@ -9,7 +9,7 @@ import time
 from typing import Optional
 
 from ._fallback import Cancel, Verdict, View, verdict_of
-from ._fallback_reads import FallbackReads
+from ._fallback_reads import FallbackReads, kind_of
 from ._watch_state import WatchState
 from .apiserver import Abort, ApiserverWatch
 from .errors import Expired, KubefanError
@@ -29,6 +29,8 @@ from .options import Target, WatchOptions
 
 #: A watch that kubefan has no answer for stays at the apiserver for this many seconds.
 REFUSED_SECONDS = 300.0
+#: The same after answers that ask to come back later.
+BUSY_SECONDS = 60.0
 #: A stream that ends sooner, without a message, was never open: the headers of a refusal may arrive
 #: before its status.
 SHORT_STREAM_SECONDS = 1.0
@@ -80,6 +82,7 @@ class WatchFallback:
         self._state = state
         self._target = target
         self._projection = options.projection
+        self._kind = kind_of("watch", target)
         self._has_selector = bool(target.label_selector or target.field_selector)
         self._at = AtVersion()
         self._watch: Optional[ApiserverWatch] = None
@@ -94,10 +97,12 @@ class WatchFallback:
         self._retry_at = 0.0
         #: For so long kubefan has no answer for this watch.
         self._refused_until = 0.0
+        self._refused_for = REFUSED_SECONDS
         #: The caller has a state, although the version has expired.
         self._had_state = False
         #: The outage before the attempt to open a call. None after its first message.
         self._epoch: Optional[int] = None
+        self._asked_in = 0
         self._opened_at: Optional[float] = None
         #: The outage in which the apiserver has refused this watch.
         self._barred_in: Optional[int] = None
@@ -137,11 +142,11 @@ class WatchFallback:
 
     def opened(self, now: float) -> None:
         """The call was answered."""
-        self.reads.note(None, self.view().epoch)
+        self.reads.note(None, self.view().epoch, self._kind)
         self._opened_at = now
 
-    def failed(self, error: KubefanError, now: float) -> bool:
-        """A call of kubefan has failed. Whether the watch goes on at the apiserver.
+    def failed(self, error: KubefanError, now: float) -> Verdict:
+        """A call of kubefan has failed. After `BUSY_FOR_LONG` the caller calls `judged`.
 
         For a stream that was open for a while, the attempt to resume decides about kubefan.
         """
@@ -151,10 +156,24 @@ class WatchFallback:
         if opened_at is not None and now - opened_at >= SHORT_STREAM_SECONDS:
             epoch = None
         self._epoch = None
-        verdict = verdict_of(error) if epoch is None else self.reads.note(error, epoch)
+        kind = self._kind
+        verdict = verdict_of(error) if epoch is None else self.reads.note(error, epoch, kind)
+        self._asked_in = epoch or 0
         if verdict == Verdict.REFUSED:
-            self._refused_until = now + REFUSED_SECONDS
-        return verdict == Verdict.REFUSED
+            self._refuse(error, now, REFUSED_SECONDS)
+        return verdict
+
+    def judged(self, error: KubefanError, now: float, is_serving: bool) -> Verdict:
+        """Decides after kubefan was busy for long, and was asked for its health."""
+        verdict = self.reads.judge(error, self._asked_in, is_serving)
+        if verdict == Verdict.REFUSED:
+            self._refuse(error, now, BUSY_SECONDS)
+        return verdict
+
+    def _refuse(self, error: KubefanError, now: float, seconds: float) -> None:
+        if now >= self._refused_until:
+            self.reads.moves_alone(self._target.resource, error)
+        self._refused_for, self._refused_until = seconds, now + seconds
 
     def filtered(self, items: list[WatchItem]) -> list[WatchItem]:
         """The items of kubefan, without events that the apiserver has brought."""
@@ -236,8 +255,9 @@ class WatchFallback:
         clock, left = self.reads.clock, self._state.seconds_left(now)
         cancels: list[Cancel] = []
         if self.view().is_healthy:
-            after = max(0.0, self._refused_until - now)
-            cancels.append(clock.call_later(after, self.leave))
+            # From its start on, for which it has waited.
+            self._refused_until = now + self._refused_for
+            cancels.append(clock.call_later(self._refused_for, self.leave))
         else:
             cancels.append(self.reads.monitor.await_return(self.leave))
         if left is not None and self._abort is not None:

@@ -12,19 +12,22 @@ import grpc
 import grpc.aio
 
 from . import _keywords as messages
-from ._aio_fallback import LoopClock, Worker, answer_in_time
+from ._aio_fallback import LoopClock, Worker, answer_in_time, health_of
 from ._aio_watch import WatchItems, WatchStream
 from ._context import AsyncContextManager
 from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._fallback import Budget, Verdict, View
 from ._fallback_reads import (
     HEALTH,
+    LATE_SECONDS,
     PROBE_SECONDS_MAX,
     SERVING,
     FallbackReads,
+    Kind,
     Reports,
     StartWait,
     closed,
+    kind_of,
     late,
 )
 from ._in_cluster import in_cluster_options
@@ -34,7 +37,7 @@ from .aio_informer import Informer
 from .apiserver import Abort
 from .errors import KubefanError, ProtocolError, Unauthenticated, Unreachable, from_call
 from .objects import Object
-from .options import check_seconds
+from .options import Target, check_seconds
 from .v1alpha1 import watch_pb2 as api
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "WatchItems", "WatchStream"]
 
 _T = TypeVar("_T")
+_RESOURCES = kind_of("list_resources", Target(""))
 
 
 class Client(AsyncContextManager):
@@ -82,7 +86,7 @@ class Client(AsyncContextManager):
         try:
             await client._call(client._ask_resources, client._options.connect_timeout)
         except (Unreachable, ProtocolError) as error:
-            if reads is not None and reads.note(error, 0) == Verdict.AWAY:
+            if reads is not None and reads.note(error, 0, _RESOURCES) == Verdict.AWAY:
                 return client  # Reads go to the apiserver.
             await client.close()
             raise
@@ -125,7 +129,7 @@ class Client(AsyncContextManager):
             found = reads.apiserver.list(reads.read(target, projection), abort)
             return messages.list_of_apiserver(*found)
 
-        return await self._either(ask, direct, limit)
+        return await self._either(ask, direct, limit, kind_of("list", target))
 
     async def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
@@ -152,7 +156,7 @@ class Client(AsyncContextManager):
         def direct(reads: FallbackReads, abort: Abort) -> Object:
             return reads.apiserver.get(reads.read(target, projection), abort)
 
-        return await self._either(ask, direct, limit)
+        return await self._either(ask, direct, limit, kind_of("get", target))
 
     async def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
         """The state of each cache, ordered by name. `timeout` as for `list`."""
@@ -230,6 +234,7 @@ class Client(AsyncContextManager):
         ask: Callable[[Metadata, float], Awaitable[_T]],
         direct: Callable[[FallbackReads, Abort], _T],
         seconds: float,
+        kind: Kind,
     ) -> _T:
         """Asks kubefan, and the apiserver while kubefan is away."""
         reads = self._endpoint.fallback
@@ -245,14 +250,19 @@ class Client(AsyncContextManager):
                 try:
                     found = await self._call(ask, max(0.0, left))
                 except KubefanError as error:
-                    is_late = time.monotonic() >= end
-                    verdict = Verdict.ANSWERED if is_late else reads.note(error, view.epoch)
+                    # The server's own timer may be a little early.
+                    is_late = time.monotonic() >= end - LATE_SECONDS
+                    verdict = Verdict.ANSWERED
+                    if not is_late:
+                        verdict = reads.note(error, view.epoch, kind)
+                    if verdict == Verdict.BUSY_FOR_LONG:
+                        verdict = reads.judge(error, view.epoch, await health_of(reads))
                     if verdict in (Verdict.ANSWERED, Verdict.BUSY):
                         raise
                     if verdict == Verdict.AWAY:
                         continue
                 else:
-                    reads.note(None, view.epoch)
+                    reads.note(None, view.epoch, kind)
                     return found
             if end <= time.monotonic():
                 raise late(self.address, seconds)

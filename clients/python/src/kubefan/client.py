@@ -15,12 +15,15 @@ from ._endpoint import ClientOptions, Endpoint, endpoint
 from ._fallback import Budget, ThreadClock, Verdict
 from ._fallback_reads import (
     HEALTH,
+    LATE_SECONDS,
     PROBE_SECONDS_MAX,
     SERVING,
     FallbackReads,
+    Kind,
     Reports,
     answer_of,
     closed,
+    kind_of,
     late,
     wait_for_start,
 )
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "WatchItems", "WatchStream"]
 
 _T = TypeVar("_T")
+_RESOURCES = kind_of("list_resources", Target(""))
 
 
 class Client(ContextManager):
@@ -88,7 +92,7 @@ class Client(ContextManager):
         try:
             client._call(client._ask_resources, client._options.connect_timeout)
         except (Unreachable, ProtocolError) as error:
-            if reads is not None and reads.note(error, 0) == Verdict.AWAY:
+            if reads is not None and reads.note(error, 0, _RESOURCES) == Verdict.AWAY:
                 return client  # Reads go to the apiserver.
             client.close()
             raise
@@ -138,7 +142,7 @@ class Client(ContextManager):
             found = reads.apiserver.list(reads.read(target, projection), abort)
             return messages.list_of_apiserver(*found)
 
-        return self._either(ask, direct, limit)
+        return self._either(ask, direct, limit, kind_of("list", target))
 
     def get(
         self, resource: str, name: str, namespace: str = "", **keywords: Unpack[GetKeywords]
@@ -165,7 +169,7 @@ class Client(ContextManager):
         def direct(reads: FallbackReads, abort: Abort) -> Object:
             return reads.apiserver.get(reads.read(target, projection), abort)
 
-        return self._either(ask, direct, limit)
+        return self._either(ask, direct, limit, kind_of("get", target))
 
     def list_resources(self, timeout: float = messages.CALL_SECONDS_MAX) -> Statuses:
         """The state of each cache, ordered by name. `timeout` as for `list`."""
@@ -243,6 +247,7 @@ class Client(ContextManager):
         ask: Callable[[Metadata, float], _T],
         direct: Callable[[FallbackReads, Abort], _T],
         seconds: float,
+        kind: Kind,
     ) -> _T:
         """Asks kubefan, and the apiserver while kubefan is away."""
         reads = self._endpoint.fallback
@@ -257,14 +262,19 @@ class Client(ContextManager):
                 try:
                     found = self._call(ask, max(0.0, left))
                 except KubefanError as error:
-                    is_late = time.monotonic() >= end
-                    verdict = Verdict.ANSWERED if is_late else reads.note(error, view.epoch)
+                    # The server's own timer may be a little early.
+                    is_late = time.monotonic() >= end - LATE_SECONDS
+                    verdict = Verdict.ANSWERED
+                    if not is_late:
+                        verdict = reads.note(error, view.epoch, kind)
+                    if verdict == Verdict.BUSY_FOR_LONG:
+                        verdict = reads.judge(error, view.epoch, reads.is_serving())
                     if verdict in (Verdict.ANSWERED, Verdict.BUSY):
                         raise
                     if verdict == Verdict.AWAY:
                         continue
                 else:
-                    reads.note(None, view.epoch)
+                    reads.note(None, view.epoch, kind)
                     return found
             if end <= time.monotonic():
                 raise late(self.address, seconds)

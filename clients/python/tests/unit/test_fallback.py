@@ -28,7 +28,7 @@ from kubefan import (
     Unreachable,
 )
 from kubefan import _fallback as fallback
-from kubefan._fallback import Gate, Machine, Monitor, Verdict, parse_budget, verdict_of
+from kubefan._fallback import BusyRow, Gate, Machine, Monitor, Verdict, parse_budget, verdict_of
 from kubefan._projection import json_bytes, names_of, project
 from kubefan._watch_fallback import AtVersion
 
@@ -101,11 +101,6 @@ class Steps:
         self.machine.failed(self.now, self.machine.epoch)
         return self
 
-    def busy(self) -> Steps:
-        """Is told to come back later."""
-        self.machine.busy(self.now, self.machine.epoch)
-        return self
-
     def probe(self, is_healthy: bool) -> Side:
         """Probes, and returns the side."""
         self.machine.probed(self.now, is_healthy)
@@ -139,12 +134,21 @@ def test_a_kubefan_that_fails_soon_after_each_return_is_held_longer() -> None:
     assert steps.after(1200).fails().probe(True) == Side.HEALTHY
 
 
-def test_busy_for_long_is_away() -> None:
-    steps = Steps().busy().after(9).busy()
-    assert steps.machine.side == Side.HEALTHY
-    steps.machine.answered()
-    assert steps.after(1).busy().machine.side == Side.HEALTHY
-    assert steps.after(10).busy().machine.side == Side.AWAY
+@pytest.mark.parametrize(
+    ("times", "lasts"),
+    [
+        ([0.0], False),
+        ([0.0, 9.9], False),
+        ([0.0, 9.9, 10.0], True),
+        ([0.0, 120.0], True),
+        ([0.0, 120.1], False),
+        ([0.0, 10.0, 130.1], False),
+        ([0.0, 120.1, 130.1], True),
+    ],
+)
+def test_only_a_row_of_busy_answers_lasts(times: list[float], lasts: bool) -> None:
+    row = BusyRow()
+    assert [row.lasts(1000 + time) for time in times][-1] == lasts
 
 
 def test_an_old_failure_begins_no_outage() -> None:
@@ -362,12 +366,3 @@ def test_a_projection_is_canonical() -> None:
     for path in ("a..b", "", "a.", r"a\b"):
         with pytest.raises(ValueError, match="path"):
             names_of(path)
-
-
-def test_two_busy_answers_far_apart_are_no_outage() -> None:
-    machine = Machine()
-    sides = []
-    for now in (0.0, 3600.0, 3610.0):
-        machine.busy(now, 0)
-        sides.append(machine.side)
-    assert sides == [Side.HEALTHY, Side.HEALTHY, Side.AWAY]

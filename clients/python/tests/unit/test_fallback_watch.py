@@ -191,6 +191,31 @@ def test_a_watch_that_kubefan_has_no_answer_for_is_read_from_the_apiserver(kind:
             assert sides == []
 
 
+@pytest.mark.parametrize("is_serving", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resource_that_stays_busy_moves_only_its_watch_if_kubefan_serves(
+    kind: str, is_serving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each answer that asks to come back later is one of a long row.
+    monkeypatch.setattr(_fallback, "BUSY_SECONDS_MAX", 0.0)
+    busy = fails(Code.UNAVAILABLE, "NOT_SYNCED", "not synced", 0.001)
+    with Server(busy) as server, FakeApiserver(watches=[[line("ADDED", "x", "6")]]) as apiserver:
+        server.is_serving = is_serving
+        sides: list[Side] = []
+        made = options(apiserver, on_side=lambda side, _: sides.append(side))
+        with Recorder(
+            kind,
+            server.address,
+            "watch_items",
+            "pods",
+            options=made,
+            backoff=FAST,
+            resource_version="5",
+        ) as watch:
+            watch.until(lambda seen: "x 6" in words(seen), "the apiserver's event")
+            assert sides == ([] if is_serving else [Side.AWAY])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_setting_waits_instead_of_falling_back(kind: str) -> None:
     with Server(GONE, GONE, sends(*FIRST)) as server, FakeApiserver() as apiserver:
