@@ -371,12 +371,13 @@ class Monitor:
             step(self._machine, self._clock.now())
             after = self._machine.side
             self._arm()
-            if before != after:
-                self._on_side(after, reason)
             has_moved = (before == Side.HEALTHY) != (after == Side.HEALTHY)
             listeners = list(self._listeners) if has_moved else []
-        for listener in listeners:
-            listener()
+            for listener in listeners:
+                listener()
+            # Last, and under the lock, so that the changes are told in their order.
+            if before != after:
+                self._on_side(after, reason)
 
     def listen(self, listener: Callable[[], None]) -> Cancel:
         """Calls a function whenever reads go to another server, until it is cancelled."""

@@ -229,7 +229,11 @@ class FallbackReads:
                 logger.warning(text, self.address, reason)
         self._side = side
         if self._reports.on_side is not None:
-            self._reports.on_side(side, reason)
+            # A mistake there must not end a read.
+            try:
+                self._reports.on_side(side, reason)
+            except Exception:
+                logger.exception("on_side has failed")
 
 
 class StartWait:

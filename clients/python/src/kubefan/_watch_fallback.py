@@ -64,10 +64,13 @@ class AtVersion:
     def from_version(self, resume_version: str) -> str:
         """The version to watch the apiserver from.
 
-        After some events of a version it is the one before, so that the others are sent.
+        After some events of a version it is the one before, so that the others are sent. A place
+        in a version proves that there are others.
         """
         version, _, place = resume_version.partition(".")
-        if place == "end" or version != self._version or not self._keys or not version.isdecimal():
+        is_known = version == self._version and bool(self._keys)
+        is_part = place != "end" and (is_known or place != "")
+        if not is_part or not version.isdecimal():
             return version
         return str(max(int(version) - 1, 1))
 

@@ -251,6 +251,17 @@ def test_lists_and_gets_are_made_at_the_apiserver_too() -> None:
         assert apiserver.requests == ["list", "get x", "get y", "list"]
 
 
+def test_a_failure_of_on_side_ends_no_read() -> None:
+    def on_side(side: Side, reason: str) -> None:
+        raise RuntimeError(reason)
+
+    with Server(GONE) as server, FakeApiserver([listed("20", "a")]) as apiserver:
+        address = server.address
+        server.__exit__()
+        with Client(address, options(apiserver, on_side=on_side)) as client:
+            assert client.list("pods").resource_version == "20.end"
+
+
 def test_close_ends_watches_and_reads_at_the_apiserver_too() -> None:
     with Server(GONE) as server, FakeApiserver(["hang"]) as apiserver:
         server.is_serving = False
