@@ -28,6 +28,9 @@ export function plainTextAt(server: string): KubefanError {
   );
 }
 
+/** The longest delay before a retry that the apiserver may ask for. */
+const RETRY_MS_MAX = 60_000;
+
 /** The error of an answer. A 404 has the reason `notFound`. */
 export function refusalAt(
   server: string,
@@ -39,7 +42,7 @@ export function refusalAt(
   const { message, seconds } = detailsOf(body);
   const delay = /^[0-9]+$/.test(retryAfter) ? Number(retryAfter) : seconds;
   const text = `the apiserver at ${server} answers ${String(status)}: ${message}`;
-  const retryAfterMs = delay === undefined ? undefined : delay * 1_000;
+  const retryAfterMs = delay === undefined ? undefined : Math.min(delay * 1_000, RETRY_MS_MAX);
   switch (status) {
     case 401:
       return new Unauthenticated(text, {

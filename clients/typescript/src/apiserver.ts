@@ -24,6 +24,8 @@ const ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount";
 const READ_MS = 120_000;
 /** The shortest timeout of a watch, and the longest is twice that, as in client-go. */
 const WATCH_SECONDS_MIN = 300;
+/** The apiserver may keep a watch for this long without its headers. */
+const WATCH_HEADERS_MS = 30_000;
 /** The apiserver gets this time to end a watch after its timeout. */
 const WATCH_GRACE_MS = 30_000;
 /** A connection that is silent for this long gets a TCP keepalive. */
@@ -174,12 +176,20 @@ export class Apiserver {
       timeoutSeconds: String(seconds),
     });
     const accept = read.projection.metadataOnly === true ? METADATA : JSON_TYPE;
+    const late = new AbortController();
+    const abort = (): void => {
+      late.abort();
+    };
+    const headers = setTimeout(abort, WATCH_HEADERS_MS);
+    const limit = AbortSignal.timeout(seconds * 1_000 + WATCH_GRACE_MS);
     const response = await this.#send(
       pathOf(resource, read.target) + query,
       accept,
-      AbortSignal.any([read.signal, AbortSignal.timeout(seconds * 1_000 + WATCH_GRACE_MS)]),
+      AbortSignal.any([read.signal, late.signal, limit]),
       ErrorReason.RESOURCE_NOT_FOUND,
-    );
+    ).finally(() => {
+      clearTimeout(headers);
+    });
     return decoderOf(this.server, response, (text) => objectOf(text, read.projection));
   }
 

@@ -5,7 +5,7 @@ import type { CallOptions as RpcOptions } from "@connectrpc/connect";
 import { Connection } from "./connection.js";
 import type { ClientOptions } from "./endpoint.js";
 import { ProtocolError, Unreachable } from "./errors.js";
-import type { FallbackReads } from "./fallback-reads.js";
+import { kindOf, type FallbackReads } from "./fallback-reads.js";
 import { IN_CLUSTER_ADDRESS, inClusterOptions } from "./in-cluster.js";
 import { Informer } from "./informer.js";
 import {
@@ -63,7 +63,7 @@ export class Client implements AsyncDisposable {
     } catch (error) {
       // Another error comes from kubefan, so it is reachable. Some callers may not list its caches.
       if (error instanceof Unreachable || error instanceof ProtocolError) {
-        if (client.#connection.fallback?.note(error, 0) === "away") {
+        if (client.#connection.fallback?.note(error, 0, "list_resources") === "away") {
           // Reads go to the apiserver.
           return client;
         }
@@ -107,7 +107,8 @@ export class Client implements AsyncDisposable {
       listOfApiserver<T>(
         await reads.apiserver.list(reads.read(resource, options, projection, signal)),
       );
-    return this.#connection.either({ ask, direct }, options.signal);
+    const kind = kindOf("list", resource, options);
+    return this.#connection.either({ kind, ask, direct }, options.signal);
   }
 
   /** Gets one object. Rejects with `NotFound`. */
@@ -133,7 +134,8 @@ export class Client implements AsyncDisposable {
       (await reads.apiserver.get(
         reads.read(resource, target, projection, signal),
       )) as KubeObject<T>;
-    return this.#connection.either({ ask, direct }, options.signal);
+    const kind = kindOf("get", resource, options);
+    return this.#connection.either({ kind, ask, direct }, options.signal);
   }
 
   /** The state of each cache, ordered by name. */

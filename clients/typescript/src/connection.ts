@@ -26,6 +26,8 @@ const PROBE_MS_MAX = 3_000;
 
 /** A list or a get, as it is made at kubefan and at the apiserver. */
 export interface EitherRead<T> {
+  /** Reads of one kind share what kubefan says about them. */
+  readonly kind: string;
   readonly ask: (options: CallOptions) => Promise<T>;
   readonly direct: (reads: FallbackReads, signal: AbortSignal) => Promise<T>;
 }
@@ -140,13 +142,16 @@ export class Connection {
       if (isHealthy) {
         try {
           const found = await this.call((options) => this.#answered(read.ask, options), signal);
-          reads.note(undefined, epoch);
+          reads.note(undefined, epoch, read.kind);
           return found;
         } catch (error) {
           if (limit.aborted || !(error instanceof KubefanError)) {
             throw error;
           }
-          const verdict = reads.note(error, epoch);
+          let verdict = reads.note(error, epoch, read.kind);
+          if (verdict === "busyForLong") {
+            verdict = await reads.judge(error, epoch);
+          }
           if (verdict === "answered" || verdict === "busy") {
             throw error;
           }

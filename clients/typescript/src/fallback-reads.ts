@@ -4,6 +4,7 @@ import type { Apiserver, ApiserverRead } from "./apiserver.js";
 import type { KubefanError } from "./errors.js";
 import {
   BUDGET_KEY,
+  BusyRow,
   Gate,
   Monitor,
   Side,
@@ -43,6 +44,7 @@ export class FallbackReads {
   readonly #gate: Gate;
   readonly #settings: FallbackSettings;
   readonly #resolved = new Map<string, Resource>();
+  readonly #busy = new Map<string, BusyRow>();
   #side: Side = Side.HEALTHY;
 
   constructor(settings: FallbackSettings) {
@@ -59,19 +61,42 @@ export class FallbackReads {
     });
   }
 
-  /** Notes the outcome of a call to kubefan that was made in this epoch. */
-  note(error: KubefanError | undefined, epoch: number): Verdict {
+  /**
+   * Notes the outcome of a call to kubefan that was made in this epoch. After `busyForLong` the
+   * caller asks `judge`.
+   */
+  note(error: KubefanError | undefined, epoch: number, kind: string): Verdict {
     const verdict = verdictOf(error);
-    this.monitor.note(error?.message ?? "", (machine, now) => {
-      if (verdict === "away") {
-        machine.failed(now, epoch);
-      } else if (verdict === "busy") {
-        machine.busy(now, epoch);
-      } else {
-        machine.answered();
+    if (verdict !== "busy") {
+      this.#busy.delete(kind);
+    } else {
+      const row = this.#busy.get(kind) ?? new BusyRow();
+      this.#busy.set(kind, row);
+      if (row.lasts(this.clock.now())) {
+        return "busyForLong";
       }
-    });
+    }
+    if (verdict === "away") {
+      this.#failed(error?.message ?? "", epoch);
+    }
     return verdict;
+  }
+
+  /** Decides about a kubefan that is busy for long, by its health. */
+  async judge(error: KubefanError, epoch: number): Promise<Verdict> {
+    if (await this.monitor.isServing()) {
+      // One resource or one limit is no outage: the other reads stay.
+      return "refused";
+    }
+    this.#failed(error.message, epoch);
+    return "away";
+  }
+
+  /** Warns that one watch goes to the apiserver. */
+  movesAlone(resource: string, error: KubefanError): void {
+    const text = `kubefan at ${this.#settings.address} has no answer`;
+    const problem = `a watch of ${resource} goes to the apiserver: ${error.message}`;
+    process.emitWarning(`${text}: ${problem}`, "KubefanWarning");
   }
 
   /** Reads the budget that kubefan tells. */
@@ -156,8 +181,24 @@ export class FallbackReads {
       process.emitWarning(text, "KubefanWarning");
     }
     this.#side = side;
-    onSide?.(side, reason);
+    try {
+      onSide?.(side, reason);
+    } catch (error) {
+      // A mistake there must not end a read, or the process.
+      process.emitWarning(`onSide has failed: ${String(error)}`, "KubefanWarning");
+    }
   }
+
+  #failed(reason: string, epoch: number): void {
+    this.monitor.note(reason, (machine, now) => {
+      machine.failed(now, epoch);
+    });
+  }
+}
+
+/** The method and the resource of a call, whose busy answers count together. */
+export function kindOf(method: string, resource: string, target: TargetOptions): string {
+  return `${method} ${keyOf(resource, target)}`;
 }
 
 function keyOf(resource: string, target: TargetOptions): string {

@@ -11,7 +11,7 @@ import {
 } from "./errors.js";
 import { ErrorReason } from "./reasons.js";
 
-/** kubefan may answer nothing but "later" for this long before it counts as away. */
+/** kubefan may answer nothing but "later" to reads of one kind for this long. */
 export const BUSY_MS_MAX = 10_000;
 /** Two "later" are in a row if there is no more time between them: retries come within a minute. */
 export const BUSY_PAUSE_MS_MAX = 120_000;
@@ -74,9 +74,10 @@ export function parseBudget(value: string | null): Budget | undefined {
  * - `answered`: kubefan has answered, or the error is not about it.
  * - `away`: kubefan cannot be reached.
  * - `busy`: kubefan asks to come back later.
+ * - `busyForLong`: it has asked so for a while. Its health decides whether it is away.
  * - `refused`: kubefan has no answer for this read, and the apiserver may have one.
  */
-export type Verdict = "answered" | "away" | "busy" | "refused";
+export type Verdict = "answered" | "away" | "busy" | "busyForLong" | "refused";
 
 const REFUSED: ReadonlySet<string> = new Set([
   ErrorReason.UPSTREAM_FORBIDDEN,
@@ -117,14 +118,30 @@ export function verdictOf(error: KubefanError | undefined): Verdict {
   return error.isRetryable && error.code !== "DATA_LOSS" ? "away" : "answered";
 }
 
+/**
+ * A row of answers to reads of one kind that ask to come back later. Each kind has its own: one
+ * cache that never gets ready says nothing about the others.
+ */
+export class BusyRow {
+  #since = -Infinity;
+  #at = -Infinity;
+
+  /** Notes such an answer. Whether there was no other one for a while. */
+  lasts(now: number): boolean {
+    // Messages of open streams are no answers here, so only time can end an old row.
+    if (now - this.#at > BUSY_PAUSE_MS_MAX) {
+      this.#since = now;
+    }
+    this.#at = now;
+    return now - this.#since >= BUSY_MS_MAX;
+  }
+}
+
 /** Decides where reads go, without a clock of its own. Times are in milliseconds. */
 export class Machine {
   side: Side = Side.HEALTHY;
   /** The number of outages, so that an old failure does not begin a new one. */
   epoch = 0;
-  #busySince: number | undefined;
-  /** The time of the last "later". */
-  #busyAt = -Infinity;
   #returnedAt = -Infinity;
   #healthySince = 0;
   /** Probes must be answered for this long in this outage. 0: one is enough. */
@@ -141,28 +158,7 @@ export class Machine {
       this.#hold = this.#hold === 0 ? HOLD_MS_MIN : Math.min(2 * this.#hold, HOLD_MS_MAX);
     }
     this.side = Side.AWAY;
-    this.#busySince = undefined;
     this.epoch++;
-  }
-
-  /** kubefan asked to come back later. */
-  busy(now: number, epoch: number): void {
-    if (this.side !== Side.HEALTHY || epoch !== this.epoch) {
-      return;
-    }
-    // An older one says nothing about kubefan now.
-    if (this.#busySince === undefined || now - this.#busyAt > BUSY_PAUSE_MS_MAX) {
-      this.#busySince = now;
-    }
-    this.#busyAt = now;
-    if (now - this.#busySince >= BUSY_MS_MAX) {
-      this.failed(now, epoch);
-    }
-  }
-
-  /** kubefan gave any other answer. */
-  answered(): void {
-    this.#busySince = undefined;
   }
 
   /** A read was started at the apiserver, and should not move again soon. */
@@ -322,6 +318,8 @@ export class Monitor {
   #cancel: () => void = () => undefined;
   #isProbing = false;
   #isClosed = false;
+  /** The question about kubefan's health that has no answer yet. */
+  #asked: Promise<boolean> | undefined;
 
   constructor(settings: MonitorSettings) {
     this.#settings = settings;
@@ -343,13 +341,13 @@ export class Monitor {
     step(this.#machine, this.#settings.clock.now());
     const after: Side = this.#machine.side;
     this.#arm();
-    if (before !== after) {
-      this.#settings.onSide(after, reason);
-    }
     if ((before === Side.HEALTHY) !== (after === Side.HEALTHY)) {
       for (const listener of [...this.#listeners]) {
         listener();
       }
+    }
+    if (before !== after) {
+      this.#settings.onSide(after, reason);
     }
   }
 
@@ -387,6 +385,14 @@ export class Monitor {
     };
   }
 
+  /** Asks kubefan for its health, once for all that want to know at the same time. */
+  isServing(): Promise<boolean> {
+    this.#asked ??= this.#settings.probe().finally(() => {
+      this.#asked = undefined;
+    });
+    return this.#asked;
+  }
+
   /** Ends the probes. */
   close(): void {
     this.#isClosed = true;
@@ -405,7 +411,7 @@ export class Monitor {
   }
 
   async #probe(): Promise<void> {
-    const isHealthy = await this.#settings.probe();
+    const isHealthy = await this.isServing();
     this.note(`kubefan's health is ${isHealthy ? "" : "not "}SERVING`, (machine, now) => {
       this.#isProbing = false;
       machine.probed(now, isHealthy);

@@ -3,7 +3,7 @@
 import type { ApiserverEvent, ApiserverRead } from "./apiserver.js";
 import { Expired, KubefanError } from "./errors.js";
 import { verdictOf } from "./fallback.js";
-import type { FallbackReads } from "./fallback-reads.js";
+import { kindOf, type FallbackReads } from "./fallback-reads.js";
 import type { WatchEvent, WatchItem } from "./items.js";
 import { DeleteReason, EventType } from "./objects.js";
 import type { WatchOptions } from "./options.js";
@@ -12,6 +12,8 @@ import type { WatchState } from "./watch-state.js";
 
 /** A watch that kubefan has no answer for stays at the apiserver for this long. */
 const REFUSED_MS = 300_000;
+/** The same after answers that ask to come back later. */
+const BUSY_MS = 60_000;
 /**
  * A stream that ends sooner, without a message, was never open: the headers of a refusal may arrive
  * before its status.
@@ -45,11 +47,12 @@ export class AtVersion {
 
   /**
    * The version to watch the apiserver from. After some events of a version it is the one before,
-   * so that the others are sent.
+   * so that the others are sent. A place in a version proves that there are others.
    */
   from(resumeVersion: string): string {
     const [version = "", place] = resumeVersion.split(".", 2);
-    const isPart = place !== "end" && version === this.#version && this.#keys.size > 0;
+    const isKnown = version === this.#version && this.#keys.size > 0;
+    const isPart = place !== "end" && (isKnown || place !== undefined);
     return isPart && /^[0-9]+$/.test(version) ? String(BigInt(version) - 1n) : version;
   }
 }
@@ -70,6 +73,10 @@ export class WatchFallback {
   #retryAt = 0;
   /** The time for which kubefan has no answer for this watch. */
   #refusedUntil = 0;
+  #refusedMs = REFUSED_MS;
+  readonly #kind: string;
+  /** The time of the answer to the watch. */
+  #watchOpenedAt = 0;
   /** The caller has a state, although the version has expired. */
   #hadState = false;
   /** The outage before the attempt to open a call. Undefined after its first message. */
@@ -90,6 +97,7 @@ export class WatchFallback {
     this.#resource = resource;
     this.#options = options;
     this.#closed = closed;
+    this.#kind = kindOf("watch", resource, options);
     closed.addEventListener("abort", () => {
       this.leave();
     });
@@ -112,20 +120,32 @@ export class WatchFallback {
 
   /** The call was answered. */
   opened(now: number): void {
-    this.reads.note(undefined, this.reads.monitor.epoch);
+    this.reads.note(undefined, this.reads.monitor.epoch, this.#kind);
     this.#openedAt = now;
   }
 
   /** A call of kubefan has failed. Whether kubefan has no answer, and the apiserver is asked. */
-  failed(error: KubefanError, now: number): boolean {
+  async failed(error: KubefanError, now: number): Promise<boolean> {
     this.#at.hasMoved = true;
     this.#hadState = this.#hasState;
     // For a stream that was open for a while, the attempt to resume decides about kubefan.
     const epoch = now - this.#openedAt >= SHORT_STREAM_MS ? undefined : this.#epoch;
     this.#epoch = undefined;
-    const verdict = epoch === undefined ? verdictOf(error) : this.reads.note(error, epoch);
-    if (verdict === "refused") {
-      this.#refusedUntil = now + REFUSED_MS;
+    let verdict = verdictOf(error);
+    let ms = REFUSED_MS;
+    if (epoch !== undefined) {
+      verdict = this.reads.note(error, epoch, this.#kind);
+      if (verdict === "busyForLong") {
+        verdict = await this.reads.judge(error, epoch);
+        ms = BUSY_MS;
+      }
+    }
+    if (verdict === "refused" && !this.#closed.aborted) {
+      if (now >= this.#refusedUntil) {
+        this.reads.movesAlone(this.#resource, error);
+      }
+      this.#refusedMs = ms;
+      this.#refusedUntil = performance.now() + ms;
     }
     return verdict === "refused";
   }
@@ -170,19 +190,30 @@ export class WatchFallback {
     this.#abort = new AbortController();
     const signals = [this.#closed, this.#abort.signal];
     const { clock, monitor } = this.reads;
+    const ends: (() => void)[] = [];
     const left = this.#state.msLeft(now);
     const limit = left === undefined ? undefined : AbortSignal.timeout(Math.ceil(left));
     const signal = AbortSignal.any(limit === undefined ? signals : [...signals, limit]);
     const isForKubefan = !monitor.isHealthy;
     await new Promise<void>((resolve) => {
-      const stop = clock.callLater(this.#retryAt - now, resolve);
-      signal.addEventListener("abort", () => {
-        stop();
+      const done = (): void => {
         resolve();
+      };
+      const stop = clock.callLater(this.#retryAt - now, done);
+      const forget = isForKubefan ? monitor.listen(done) : (): void => undefined;
+      signal.addEventListener("abort", done, { once: true });
+      ends.push(stop, forget, () => {
+        signal.removeEventListener("abort", done);
       });
     });
+    for (const end of ends) {
+      end();
+    }
     const start = { hasState: this.#hasState, isForKubefan, signal };
     if (!(await this.reads.start(start))) {
+      if (!this.isDirect(performance.now())) {
+        this.#state.soon(performance.now());
+      }
       return [];
     }
     // Before the requests: an apiserver that accepts them may never answer.
@@ -191,7 +222,11 @@ export class WatchFallback {
     };
     this.#cancel = isForKubefan
       ? monitor.awaitReturn(leave)
-      : clock.callLater(this.#refusedUntil - performance.now(), leave);
+      : clock.callLater(this.#refusedMs, leave);
+    if (!isForKubefan) {
+      // From its start on, for which it has waited.
+      this.#refusedUntil = performance.now() + this.#refusedMs;
+    }
     const { projection = {} } = this.#options;
     const read = this.reads.read(this.#resource, this.#options, projection, signal);
     let items: WatchItem[] = [];
@@ -205,6 +240,7 @@ export class WatchFallback {
       return [...items, ...this.#ended(error)];
     }
     this.#at.hasMoved = true;
+    this.#watchOpenedAt = performance.now();
     return items.length > 0 ? items : this.#state.reconnected();
   }
 
@@ -270,7 +306,14 @@ export class WatchFallback {
       this.#refusedUntil = 0;
       return [];
     }
-    if (failure === undefined || this.#state.isOver(now)) {
+    if (this.#state.isOver(now)) {
+      return [];
+    }
+    if (failure === undefined) {
+      // A server that ends each watch at once is not asked in a tight loop.
+      if (now - this.#watchOpenedAt < SHORT_STREAM_MS) {
+        this.#retryAt = now + this.#state.pauseMs(now);
+      }
       return [];
     }
     if (!(failure instanceof KubefanError)) {

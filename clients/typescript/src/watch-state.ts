@@ -209,6 +209,19 @@ export class WatchState {
     this.#areDeltasCurrent = false;
   }
 
+  /** The time until another attempt at the apiserver. */
+  pauseMs(now: number): number {
+    return this.#backoff.nextDelay(now);
+  }
+
+  /** Asks kubefan within two first delays. All watches of a client learn of its return. */
+  soon(now: number): void {
+    const { initialMs = 800 } = this.#options.backoff ?? {};
+    if (this.#wakeAt !== undefined) {
+      this.#wakeAt = Math.min(this.#wakeAt, now + 2 * initialMs * this.#random());
+    }
+  }
+
   /** Whether the timeout of the watch has passed. Then it has ended. */
   isOver(now: number): boolean {
     this.#begin(now);

@@ -184,6 +184,10 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       }
     }
     const now = performance.now();
+    // Another read may have found meanwhile that kubefan is away.
+    if (this.#fallback?.isDirect(now) === true) {
+      return [];
+    }
     const request = this.#state.request(now);
     if (request === undefined) {
       return [];
@@ -237,7 +241,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
     return this.#state.opened(performance.now());
   }
 
-  #failed(error: KubefanError, sent: string | undefined): WatchItem[] {
+  async #failed(error: KubefanError, sent: string | undefined): Promise<WatchItem[]> {
     this.#call = undefined;
     if (this.#closed.signal.aborted) {
       return [];
@@ -252,7 +256,7 @@ export class WatchItems<T extends object = AnyValue> extends Reader<WatchItem<T>
       token.expire(sent);
     }
     const now = performance.now();
-    const isRefused = this.#fallback?.failed(error, now) === true;
+    const isRefused = (await this.#fallback?.failed(error, now)) === true;
     try {
       return this.#state.failed(error, now, token.mayChange, !isRefused);
     } catch (final) {

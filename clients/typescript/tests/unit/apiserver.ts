@@ -3,8 +3,11 @@
 import * as http from "node:http";
 import { Apiserver } from "../../src/apiserver.js";
 
-/** The answer to a watch: its events, or the status of a refusal. */
-export type Answer = readonly object[] | number;
+/**
+ * The answer to a watch: its events, the status of a refusal, none at all, one that ends at once,
+ * or a delay of an hour.
+ */
+export type Answer = readonly object[] | number | "hang" | "end" | "later";
 
 /** An object, as a list has it. */
 export function pod(name: string, resourceVersion: string): object {
@@ -75,6 +78,18 @@ export class FakeApiserver {
 }
 
 function answerWatch(response: http.ServerResponse, answer: Answer): void {
+  if (answer === "hang") {
+    return;
+  }
+  if (answer === "end") {
+    response.end();
+    return;
+  }
+  if (answer === "later") {
+    response.writeHead(503, { "Retry-After": "3600" });
+    response.end("{}");
+    return;
+  }
   if (typeof answer === "number") {
     response.statusCode = answer;
     response.end(JSON.stringify({ code: answer, message: "refused" }));
