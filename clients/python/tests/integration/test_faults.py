@@ -1,6 +1,7 @@
 """A watch while kubefan, or kubefan and the apiserver, fail: nothing is lost or repeated.
 
-`pytest -s tests/integration/test_faults.py` prints the seconds until each watch went on.
+`check --integration` prints the seconds until each watch went on. With KUBEFAN_TYPESCRIPT_RUNNER,
+the command that starts the runner of the TypeScript client, that client is tested too.
 """
 
 from __future__ import annotations
