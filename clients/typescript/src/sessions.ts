@@ -186,20 +186,24 @@ export class Sessions {
   }
 }
 
-/** Ends a socket that does not connect in time. */
+/**
+ * Ends a socket that does not connect in time, or whose server says nothing: a process that hangs
+ * still has its connections accepted, but does not send the settings that begin HTTP/2.
+ */
 function limited(socket: net.Socket, limitMs: number): net.Socket {
   const timer = setTimeout(() => {
+    if (socket.bytesRead > 0) {
+      return;
+    }
     socket.destroy(
       Object.assign(new Error(`no connection in ${String(limitMs / 1_000)} s`), {
         code: "ETIMEDOUT",
       }),
     );
   }, limitMs);
-  const stop = (): void => {
+  socket.once("close", () => {
     clearTimeout(timer);
-  };
-  socket.once(socket instanceof tls.TLSSocket ? "secureConnect" : "connect", stop);
-  socket.once("close", stop);
+  });
   return socket;
 }
 

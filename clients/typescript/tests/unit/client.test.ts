@@ -228,6 +228,17 @@ suite("a watch", () => {
     assert.equal(server.requests.length, 1);
   });
 
+  test("leaves a server that accepts connections and says nothing", async () => {
+    const silent = createServer((socket) => socket.on("error", () => undefined));
+    await new Promise<void>((resolve) => silent.listen(0, "127.0.0.1", resolve));
+    const bound = silent.address();
+    assert(typeof bound === "object" && bound !== null);
+    const address = `127.0.0.1:${String(bound.port)}`;
+    await using client = new Client(address, { connectTimeoutMs: 50 });
+    await assert.rejects(client.list("pods"), (error) => error instanceof Unreachable);
+    silent.close();
+  });
+
   test("notices a connection that leads nowhere by its PINGs", async () => {
     // A proxy that can freeze: its connections stay open, and nothing passes any more.
     const held = new Set<Socket>();
