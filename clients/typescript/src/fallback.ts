@@ -19,6 +19,11 @@ export const BUSY_PAUSE_MS_MAX = 120_000;
 export const HOLD_MS_MIN = 30_000;
 /** The longest hold, of a kubefan that fails soon after each return. */
 export const HOLD_MS_MAX = 600_000;
+/**
+ * A smaller number of clients counts only if none larger was told for this long: a kubefan that has
+ * just started does not know all of its clients yet, and watches renew within this time.
+ */
+const CLIENTS_KEPT_MS = 600_000;
 /** The longest window of a budget. */
 const WINDOW_MS_MAX = 600_000;
 /** The time between two probes of a kubefan that is away, a quarter more or less. */
@@ -224,6 +229,8 @@ export class Gate {
   readonly #clock: Clock;
   readonly #random: () => number;
   #budget: Budget;
+  /** The last time at which kubefan told so many clients, or more. */
+  #toldAt = -Infinity;
   #next = -Infinity;
   /** The first start for a caller with a state. */
   #laterFrom = -Infinity;
@@ -240,8 +247,15 @@ export class Gate {
     this.#random = random;
   }
 
-  /** Replaces the budget. Starts that wait keep their moment. */
+  /** Takes the budget that kubefan tells. Starts that wait keep their moment. */
   setBudget(budget: Budget): void {
+    const now = this.#clock.now();
+    const known = this.#budget.clients ?? 0;
+    if ((budget.clients ?? 0) < known && now < this.#toldAt + CLIENTS_KEPT_MS) {
+      budget = { ...budget, clients: known };
+    } else {
+      this.#toldAt = now;
+    }
     this.#budget = budget;
   }
 

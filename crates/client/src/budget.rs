@@ -9,11 +9,17 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 /// The name of the header and of the metadata.
 pub(crate) const HEADER: &str = "kubefan-fallback";
 
 /// A client must not wait for ever, whatever the numbers are.
 const WINDOW_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// A smaller number of clients counts only if none larger was named for this long: a kubefan that
+/// has just started does not know all of its clients yet, and watches renew within this time.
+const CLIENTS_KEPT: Duration = Duration::from_secs(10 * 60);
 
 /// Limits the requests that clients start at the apiserver while kubefan is gone.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,24 +69,40 @@ impl FallbackBudget {
 
 /// The budget that a server named last. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct NamedBudget(Arc<Mutex<Option<FallbackBudget>>>);
+pub(crate) struct NamedBudget(Arc<Mutex<Option<Named>>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    budget: FallbackBudget,
+    /// The last time at which so many clients, or more, were named.
+    at: Instant,
+}
 
 impl NamedBudget {
     /// Notes the value in an answer of kubefan. One that cannot be read says nothing.
     pub(crate) fn note(&self, value: &str) {
-        if let Some(budget) = FallbackBudget::parse(value) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(budget);
-        }
+        let Some(budget) = FallbackBudget::parse(value) else { return };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let kept = known.filter(|known| budget.clients < known.budget.clients && now < known.at + CLIENTS_KEPT);
+        *known = Some(match kept {
+            Some(Named { budget: FallbackBudget { clients, .. }, at }) => {
+                Named { budget: FallbackBudget { clients, ..budget }, at }
+            }
+            None => Named { budget, at: now },
+        });
     }
 
     /// The last one; `None` if the server has named none.
     pub(crate) fn last(&self) -> Option<FallbackBudget> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|named| named.budget)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     #[test]
@@ -124,5 +146,22 @@ mod tests {
         named.note("clients=2, rate=1");
         named.note("clients=2");
         assert_eq!(named.last(), Some(FallbackBudget { clients: 2, starts_per_second: 1.0 }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubefan_that_has_just_started_does_not_shrink_the_fleet() {
+        let named = NamedBudget::default();
+        let last = || named.last().map(|budget| (budget.clients, budget.starts_per_second));
+        named.note("clients=3000, rate=50");
+        advance(CLIENTS_KEPT / 2).await;
+        named.note("clients=7, rate=20");
+        assert_eq!(last(), Some((3000, 20.0)));
+        named.note("clients=3500, rate=20");
+        advance(CLIENTS_KEPT - Duration::from_secs(1)).await;
+        named.note("clients=7, rate=20");
+        assert_eq!(last(), Some((3500, 20.0)));
+        advance(Duration::from_secs(1)).await;
+        named.note("clients=7, rate=20");
+        assert_eq!(last(), Some((7, 20.0)));
     }
 }

@@ -5,6 +5,7 @@ docs/clients-fallback.md is the contract. The time comes from a clock, so tests 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import random
 import re
@@ -35,6 +36,9 @@ BUSY_PAUSE_SECONDS_MAX = 120.0
 HOLD_SECONDS_MIN = 30.0
 #: The longest hold, of a kubefan that fails soon after each return.
 HOLD_SECONDS_MAX = 600.0
+#: A smaller number of clients counts only if none larger was told for this many seconds: a kubefan
+#: that has just started does not know all of its clients yet, and watches renew within this time.
+CLIENTS_KEPT_SECONDS = 600.0
 #: The longest window of a budget, in seconds.
 WINDOW_SECONDS_MAX = 600.0
 #: Seconds between two probes of a kubefan that is away, a quarter more or less.
@@ -254,6 +258,8 @@ class Gate:
         self._random = generator or random.Random()
         self._lock = threading.RLock()
         self._budget = budget
+        #: The last time at which kubefan told so many clients, or more.
+        self._told_at = float("-inf")
         self._next = float("-inf")
         #: The first start for a caller with a state.
         self._later_from = float("-inf")
@@ -265,8 +271,14 @@ class Gate:
         self._cancel: Optional[Cancel] = None
 
     def set_budget(self, budget: Budget) -> None:
-        """Replaces the budget. Starts that wait keep their moment."""
+        """Takes the budget that kubefan tells. Starts that wait keep their moment."""
         with self._lock:
+            now = self._clock.now()
+            is_fewer = budget.clients < self._budget.clients
+            if is_fewer and now < self._told_at + CLIENTS_KEPT_SECONDS:
+                budget = dataclasses.replace(budget, clients=self._budget.clients)
+            else:
+                self._told_at = now
             self._budget = budget
 
     def enter(self, has_state: bool, admitted: Callable[[], None]) -> Start:

@@ -186,6 +186,25 @@ suite("the pace", () => {
     assert.equal(clock.pending.size, 0);
   });
 
+  test("a kubefan that has just started does not shrink the fleet", async () => {
+    const clock = new FakeClock();
+    const gate = new Gate(clock, { clients: 1, rate: 1 }, () => 0.5);
+    gate.setBudget({ clients: 3_000, rate: 50 });
+    await clock.advance(599_000);
+    gate.setBudget({ clients: 7, rate: 50 });
+    const starts: number[] = [];
+    let begin = clock.now();
+    gate.enter(false, () => starts.push(clock.now() - begin));
+    await clock.advance(30_000);
+    assert.deepEqual(starts, [30_000], "half a window of 3,000 clients");
+    gate.setBudget({ clients: 7, rate: 50 });
+    await clock.advance(120_000);
+    begin = clock.now();
+    gate.enter(false, () => starts.push(clock.now() - begin));
+    await clock.advance(1_000);
+    assert.deepEqual(starts, [30_000, 70], "nothing larger was told for ten minutes");
+  });
+
   test("a fleet stays within the rate", async () => {
     const clock = new FakeClock();
     const counts = new Array<number>(81).fill(0);
