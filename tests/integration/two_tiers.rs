@@ -36,7 +36,9 @@ tests! {
         an_inexact_span_is_a_marked_gap_with_its_reason_behind_two_kubefans, the_age_behind_two_kubefans_is_the_sum,
         reads_behind_many_kubefans_share_the_apiservers_proof,
         behind_a_restarted_kubefan_a_selector_starts_over_and_all_else_resumes,
-        a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back;
+        a_right_of_the_other_kubefan_is_missed_behind_it_and_comes_back,
+        subscribers_notice_nothing_while_the_other_kubefan_is_away,
+        a_kubefan_that_starts_while_the_other_one_is_away_lists_at_the_apiserver;
 }
 
 /// A synced kubefan, another one behind it, and a subscriber of that with its snapshot.
@@ -106,6 +108,47 @@ async fn events_are_exact_and_objects_the_apiservers_behind_two_kubefans() {
     assert_eq!(watch.state, node.truth(PODS).await);
     assert_eq!(relists(&node), 1.0, "listed once, at the start");
     assert!(node.asked(PODS).is_empty(), "only the other kubefan is asked for pods");
+}
+
+async fn subscribers_notice_nothing_while_the_other_kubefan_is_away() {
+    let (front, _, _) = synced(Setup::of(&["pods"])).await;
+    let (node, link) = Rig::falling_back(&front, Setup::of(&["pods"]));
+    node.ready().await;
+    let mut watch = node.watch_all("pods").await;
+    let mut written = write(&node, "before").to_vec();
+    watch.until(written[2]).await;
+    link.cut();
+    written.extend(write(&node, "away"));
+    watch.until(written[5]).await;
+    node.readyz_has("upstream: the apiserver at ").await;
+    assert!(node.age() < 5.0, "proved by the apiserver's events: {}", node.age());
+    link.mend();
+    node.readyz_has("upstream: the kubefan at kubefan.test").await;
+    // Each watch returns within a minute.
+    sleep(Duration::from_secs(61)).await;
+    let asked = node.asked(PODS).len();
+    written.extend(write(&node, "after"));
+    watch.until(written[8]).await;
+    assert_eq!((versions(&watch.events), &*watch.gaps), (written, &[][..]));
+    assert_eq!(watch.state, node.truth(PODS).await);
+    assert_eq!(relists(&node), 1.0, "listed once, at the start");
+    assert_eq!(node.asked(PODS).iter().filter(|request| request.is_watch()).count(), 1, "one watch of the apiserver");
+    assert_eq!(node.asked(PODS).len(), asked, "and none after the return");
+}
+
+async fn a_kubefan_that_starts_while_the_other_one_is_away_lists_at_the_apiserver() {
+    let (front, _, _) = synced(Setup::of(&["pods"])).await;
+    let (node, link) = Rig::falling_back(&front, Setup::of(&["pods"]));
+    link.cut();
+    node.ready().await;
+    let mut watch = node.watch_all("pods").await;
+    assert_eq!(watch.state, node.truth(PODS).await);
+    link.mend();
+    node.readyz_has("upstream: the kubefan at kubefan.test").await;
+    sleep(Duration::from_secs(61)).await;
+    let written = write(&node, "after");
+    watch.until(written[2]).await;
+    assert_eq!((versions(&watch.events), relists(&node)), (written.to_vec(), 1.0), "it continues at the kubefan");
 }
 
 /// A gap of the other kubefan, and a catch-up between the two.

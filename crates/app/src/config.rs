@@ -54,7 +54,7 @@ pub use serve::{ServeConfig, ServeOptions, default_texts, second_variables};
 pub use serving::ConsistentReads;
 pub use traces::TraceConfig;
 pub use units::{ByteSize, Duration};
-pub use upstream::WatchListMode;
+pub use upstream::{UpstreamFallback, WatchListMode};
 
 pub use kubefan_server::transport::listen_address::{self as listen, ListenAddress};
 pub use kubefan_telemetry::LogFormat;

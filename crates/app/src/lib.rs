@@ -22,6 +22,7 @@ mod component;
 pub mod config;
 mod ending;
 mod failure;
+mod falling_back;
 mod forwarding;
 mod limits;
 mod live_settings;
@@ -73,6 +74,7 @@ use self::{
     clock::wall_clock,
     component::Shared,
     ending::{ShutdownSteps, Stops, until_drained},
+    falling_back::{Direct, Servers},
     forwarding::Forwarding,
     limits::Limits,
     live_settings::LiveSettings,
@@ -95,6 +97,8 @@ pub struct App {
     config: ServeConfig,
     upstream: Upstream,
     source: Source,
+    /// A client of the kubefan at `--upstream` without a fallback, if `--kubeconfig` leads there.
+    kubefan: Option<Upstream>,
     forwarder: Option<Arc<Forwarder>>,
     metrics: Arc<Metrics>,
     ports: Ports,
@@ -200,30 +204,32 @@ impl App {
             }
         };
         let PassthroughConfig { requests_max, allows_insecure_upstream, .. } = config.passthrough;
-        let passthrough = match config.access.credentials() {
-            Some(credentials) => {
-                let options = PassthroughOptions { credentials, requests_max, allows_insecure_upstream, connection };
-                Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?)
-            }
+        let forwards = config.access.credentials().map(|credentials| PassthroughOptions {
+            credentials,
+            requests_max,
+            allows_insecure_upstream,
+            connection,
+        });
+        let direct = Direct::from_config(&config, &upstream, forwards.as_ref()).await?;
+        let passthrough = match forwards {
+            Some(options) => Some(Passthrough::from_settings(config.upstream.settings.clone(), options).await?),
             None => None,
         };
-        Self::bind_with(upstream, source, passthrough, config).await
+        Self::bind_with(Servers { upstream, source, passthrough, direct }, config).await
     }
 
     /// Like [`Self::bind`], with an existing client of the apiserver instead of the configured one,
     /// and without passthrough.
     pub async fn bind_to(upstream: Upstream, config: ServeConfig) -> Result<Self, AppError> {
-        Self::bind_with(upstream.clone(), Source::apiserver(upstream), None, config).await
+        let source = Source::apiserver(upstream.clone());
+        Self::bind_with(Servers { upstream, source, passthrough: None, direct: None }, config).await
     }
 
-    /// Binds all ports. Caches list and watch at `source`.
-    async fn bind_with(
-        upstream: Upstream,
-        source: Source,
-        passthrough: Option<Passthrough>,
-        config: ServeConfig,
-    ) -> Result<Self, AppError> {
+    /// Binds all ports. Caches list and watch at the source of `servers`.
+    async fn bind_with(servers: Servers, config: ServeConfig) -> Result<Self, AppError> {
         let metrics = Arc::new(Metrics::new(PrometheusRegistry::new())?);
+        let (servers, kubefan) = servers.observed(&observer(&metrics)).with_fallback(&config, &metrics);
+        let Servers { upstream, source, passthrough, .. } = servers;
         let client_cas = callers::client_cas(&config, wall_clock)?;
         // If callers use their own credentials upstream, the TLS server asks for certificates too,
         // so that it can explain to their owners why a certificate cannot be forwarded.
@@ -234,9 +240,6 @@ impl App {
         let tls = certificate.as_ref().map(accept).transpose()?;
         let forwarder = passthrough.map(|passthrough| Forwarding { passthrough }.build(&config, &metrics));
         peers::files(&config).map(|files| files.check()).transpose()?;
-        let observer = observer(&metrics);
-        let upstream = upstream.with_observer(observer.clone());
-        let source = source.with_observer(observer);
         if config.upstream.required {
             upstream.get(Verb::Get, "/version").await.map_err(AppError::Upstream)?;
         }
@@ -247,6 +250,7 @@ impl App {
             config,
             upstream,
             source,
+            kubefan,
             forwarder,
             metrics,
             ports,
@@ -303,6 +307,7 @@ impl App {
         let peer_tls = peers::tls(&config, managed.as_ref());
         let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory.bytes_max());
         let lists_and_watches_at = source.name().to_owned();
+        shared.spawn(source.clone().keep_probing(self.kubefan));
         let caches = Caches { source, peers, memory_bytes_max: memory.bytes_max() };
         let CachesHandle { registry, informers } = caches.build(shared);
         let modes_change = self.watched.is_some() || config.serving.passthrough_on_alarm;

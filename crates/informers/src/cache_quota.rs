@@ -145,7 +145,8 @@ impl CacheQuota {
         let query = encode_query([("limit", "1"), ("fieldSelector", context.upstream_field_selector.as_str())]);
         // Another kubefan cannot report the number over gRPC, and sends the objects from its memory
         // anyway.
-        let Some(source) = context.source.http() else { return Ok(()) };
+        let source = context.source.current();
+        let Some(source) = source.http() else { return Ok(()) };
         // If this request fails, so does the list that follows, and the informer handles that.
         let Ok(body) = source.get(Verb::List, &(served.gvr.collection_path(&served.scope) + &query)).await else {
             return Ok(());

@@ -193,7 +193,7 @@ impl Prover {
 
     /// Returns the time limit of one proof.
     fn proof_timeout(&self) -> Duration {
-        if self.context.source.is_grpc() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
+        if self.context.source.current().is_grpc() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
     }
 
     /// Returns the maximum wait of a reader for its proof, including the proof under way.
@@ -280,7 +280,7 @@ impl Prover {
                 "the cache is at version {}, and the cluster at {asked}",
                 self.reached(epoch)?.whole()
             )));
-        } else if self.context.source.is_grpc() {
+        } else if self.context.source.current().is_grpc() {
             // The other kubefan has the version already, and sends a bookmark within a second.
             let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp
@@ -305,7 +305,7 @@ impl Prover {
     /// Watches from the cache's version until a bookmark at or above `asked`, then waits until the
     /// cache has received every event of that watch.
     async fn find_empty_range(&self, epoch: u64, asked: ResourceVersion) -> Result<EmptyRange, ProofFailure> {
-        let source = &self.context.source;
+        let source = self.context.source.current();
         let unconfirmed = |error: IdentityError| ProofFailure::Failed(error.to_string());
         source.confirm_if_doubted().await.map_err(unconfirmed)?;
         let position = self.served.hub.position().filter(|position| position.epoch == epoch);

@@ -30,9 +30,8 @@ use kubefan_common::unless_planted;
 use kubefan_fanout::{CommitBatch, Served};
 use kubefan_model::{Media, ResourceVersion, object::ObjectError, table::TableError};
 use kubefan_peer::ReceivedCache;
-use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
-    SourceReflector, UpstreamError,
+    TieredReflector, UpstreamError,
     client::FORBIDDEN_GRACE,
     reflector::{ReflectorError, ReflectorEvent},
 };
@@ -70,7 +69,7 @@ pub(super) struct Informer {
     schema: Arc<CachedSchema>,
     prover: Arc<Prover>,
     quota: Option<CacheQuota>,
-    reflector: SourceReflector,
+    reflector: TieredReflector,
     writer: CacheWriter,
     retry: Retry,
     random: StdRng,
@@ -100,9 +99,11 @@ impl Informer {
         quota: Option<CacheQuota>,
         warm: bool,
     ) -> Self {
-        let reflector = context.reflector_for(&served, WatchPurpose::Standing);
+        let reflector = context.standing_reflector_for(&served);
         let random = context.generator();
-        let retry = Retry::new(context.source.http().cloned(), context.generator());
+        // With a fallback, no single server is the one to wait for.
+        let probed = context.source.http().filter(|_| context.source.fallback().is_none());
+        let retry = Retry::new(probed.cloned(), context.generator());
         let retry = retry.with_replicas(context.source.is_kubefan());
         Self {
             writer: CacheWriter::new(context.cache_compression),
@@ -142,6 +143,7 @@ impl Informer {
         }
         self.follow(Event::Started);
         loop {
+            self.choose_server(&mut unannounced.batch).await;
             if !self.may_request(&mut unannounced.batch).await {
                 continue;
             }
@@ -190,6 +192,26 @@ impl Informer {
             self.served.hub.proved(at);
         }
         batch.commit(commit, Instant::now());
+    }
+
+    /// Chooses the server of the next request, and waits until it may be sent there.
+    async fn choose_server(&mut self, batch: &mut CommitBatch) {
+        let has_state = self.writer.version().is_some();
+        let mut chosen = pin!(self.reflector.choose_server(has_state));
+        if futures::poll!(&mut chosen).is_pending() {
+            // Events from before the wait must not wait for its end.
+            batch.wake();
+            chosen.await;
+        }
+    }
+
+    /// Waits until a request makes sense after a failure: here, or at another server.
+    async fn wait_after(&mut self, error: Option<&UpstreamError>) {
+        tokio::select! {
+            biased;
+            () = self.reflector.until_misplaced() => {}
+            () = self.retry.wait_after(error) => {}
+        }
     }
 
     /// Notes an event. Drops the permit and the wait for a planned relist if the informer may no
@@ -316,7 +338,7 @@ impl Informer {
         if matches!(error, ReflectorError::Watch(_) | ReflectorError::VeryShortWatch) {
             hub.metrics().watch_restart(error.reason());
         }
-        let is_kubefan = self.context.source.is_kubefan();
+        let is_kubefan = self.reflector.source().is_kubefan();
         self.failures.log(&self.served, &error, is_kubefan, self.state.denied_since().is_some());
         let is_denied = matches!(error.upstream(), Some(UpstreamError::Forbidden { .. }));
         self.interrupted(Event::Failed { denied_at: is_denied.then(Instant::now) });
@@ -347,7 +369,7 @@ impl Informer {
                 None => hub.trouble(error.to_string()),
             },
         }
-        self.retry.wait_after(error.upstream()).await;
+        self.wait_after(error.upstream()).await;
         None
     }
 

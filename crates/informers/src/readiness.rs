@@ -46,6 +46,7 @@ impl Registry {
             lines.push((is_ready, line(uncached.key(), uncached.phase, &uncached.message)));
         }
         lines.extend(self.context.upstream.identity().map(|identity| (true, format!("identity {identity}"))));
+        lines.extend(self.context.source.fallback().map(|fallback| (true, fallback.status())));
         lines.sort_by(|(_, a), (_, b)| a.cmp(b));
         (lines.iter().all(|(ok, _)| *ok), lines)
     }

@@ -46,7 +46,7 @@ const MOVE_INTERVAL_MIN: Duration = Duration::from_secs(10);
 /// The retries of one task.
 pub(super) struct Retry {
     /// The client whose probe finds the end of an outage; `None` if caches list and watch over
-    /// gRPC.
+    /// gRPC, or at several servers.
     upstream: Option<Upstream>,
     /// For requests without an answer, and for 429 and 5xx.
     unserved: Backoff,

@@ -48,11 +48,13 @@ pub(super) async fn follow_schema(
         {
             return other_shape_message(served);
         }
-        if context.source.is_grpc() {
+        let is_fallen_back = context.source.is_fallen_back();
+        if context.source.is_grpc() && !is_fallen_back {
             // The other kubefan lists again, and sends the changes.
             continue;
         }
-        let delay = if is_upgrade { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
+        // While that one is away, each kubefan behind it lists.
+        let delay = if is_upgrade || is_fallen_back { RELIST_SPREAD.mul_f64(random.random()) } else { Duration::ZERO };
         info!(resource = %gvr, ?delay, "the schema or the server's version may have changed; listing again");
         planned_relist.request(Instant::now() + delay, RelistReason::SchemaChanged);
     }

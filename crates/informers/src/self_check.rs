@@ -59,6 +59,10 @@ async fn check(context: &CacheContext, cache: &Cache) {
     if *hub.phase().borrow() != Phase::Synced {
         return;
     }
+    if context.source.is_fallen_back() {
+        // Each kubefan behind the one that is away would list.
+        return;
+    }
     let Some(result) = compare(context, &cache.served).await else { return };
     match &result {
         CheckResult::Forbidden(error) => cache.missing_right.list_is_forbidden(&cache.served, error),

@@ -11,7 +11,7 @@ use kubefan_model::ResourceVersion;
 use kubefan_peer::Peers;
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
-    Source, SourceReflector, Upstream, UpstreamError,
+    Source, SourceReflector, TieredReflector, Upstream, UpstreamError,
     discovery::Discovery,
     identity::IdentityError,
     metadata::MetadataTarget,
@@ -75,12 +75,21 @@ impl CacheContext {
         }
     }
 
-    /// Returns a reflector for a cache. Metrics count its watches by `purpose`.
+    /// Returns the reflector of a cache, which may move between the servers of a source.
+    pub(super) fn standing_reflector_for(&self, served: &Served) -> TieredReflector {
+        let hub = served.hub.clone();
+        let parser = served.parser.clone();
+        let open_watch = Arc::new(move || hub.metrics().upstream_watch(WatchPurpose::Standing));
+        TieredReflector::new(&self.source, self.target(served), parser, self.reflector, open_watch, self.generator())
+    }
+
+    /// Returns a reflector for a short read of what a cache has, at one server. Metrics count its
+    /// watches by `purpose`.
     pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector {
         let hub = served.hub.clone();
         let parser = served.parser.clone();
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
-        self.source.reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
+        self.source.current().reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
     }
 
     /// Like [`target`](Self::target), for lists of metadata only.
@@ -95,9 +104,10 @@ impl CacheContext {
 
     /// Returns the resource version that the cluster has reached. Fails if another cluster answers.
     pub(super) async fn cluster_version(&self, target: &Target) -> Result<ResourceVersion, VersionError> {
-        self.source.confirm_if_doubted().await?;
-        let version = self.source.cluster_version(target).await?;
-        self.source.confirm().await?;
+        let source = self.source.current();
+        source.confirm_if_doubted().await?;
+        let version = source.cluster_version(target).await?;
+        source.confirm().await?;
         Ok(version)
     }
 }

@@ -8,6 +8,7 @@ mod access;
 mod audit;
 mod cache;
 mod config_reload;
+mod fallback;
 mod labels;
 mod managed_tls;
 mod moved_watches;
@@ -24,6 +25,7 @@ pub use self::{
     audit::AuditMetrics,
     cache::{CacheGauges, CacheMetrics, GzipPieces, UpstreamWatchGuard},
     config_reload::ReloadMetrics,
+    fallback::FallbackMetrics,
     labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     managed_tls::ManagedTlsMetrics,
     moved_watches::RebalanceMetrics,
@@ -41,6 +43,7 @@ pub struct Metrics {
     audit: AuditMetrics,
     rebalance: RebalanceMetrics,
     reload: ReloadMetrics,
+    fallback: FallbackMetrics,
     traces: TraceMetrics,
     gate: GateMetrics,
     lists: ListMetrics,
@@ -129,6 +132,7 @@ impl Metrics {
             audit: AuditMetrics::new(&register)?,
             rebalance: RebalanceMetrics::new(&register)?,
             reload: ReloadMetrics::new(&register)?,
+            fallback: FallbackMetrics::new(&register)?,
             traces: TraceMetrics::new(&register)?,
             gate,
             lists,
@@ -198,6 +202,11 @@ impl Metrics {
     /// The metrics of the configuration file.
     pub fn reload(&self) -> &ReloadMetrics {
         &self.reload
+    }
+
+    /// The metrics of the fallback to the apiserver.
+    pub fn fallback(&self) -> &FallbackMetrics {
+        &self.fallback
     }
 
     /// Sets whether `/readyz` passes, and how many caches are not served. Called for every scrape.

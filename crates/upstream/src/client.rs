@@ -9,6 +9,7 @@ mod availability;
 mod body_stream;
 mod cross_origin;
 mod exchange;
+mod fallen_back;
 pub mod identity;
 mod identity_check;
 pub mod lines;
@@ -18,7 +19,10 @@ mod review;
 mod trusted_transport;
 mod upstream_options;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use arc_swap::ArcSwap;
 pub use body_stream::BodyStream;
@@ -47,6 +51,7 @@ use crate::{
         trusted_transport::{Transport, accept_encoding, build, build_blocking},
     },
     error::{UpstreamError, shorten},
+    fallback::{Fallback, Verdict, is_through_kubefan},
     transport::{
         self,
         renewal::Renewed,
@@ -94,7 +99,18 @@ pub type UpstreamObserver = Arc<dyn Fn(Verb, Option<StatusCode>) + Send + Sync>;
 #[derive(Clone)]
 pub struct Upstream {
     inner: Arc<Inner>,
+    identity: Arc<IdentityState>,
     observer: UpstreamObserver,
+    /// The part of a kubefan's client in the fallback to the apiserver.
+    tier: Option<Tier>,
+}
+
+/// The part of a kubefan's client in a fallback.
+#[derive(Clone)]
+struct Tier {
+    fallback: Fallback,
+    /// The apiserver, if requests go there while the kubefan is away.
+    direct: Option<Arc<Upstream>>,
 }
 
 struct Inner {
@@ -103,8 +119,9 @@ struct Inner {
     base: String,
     server: String,
     options: UpstreamOptions,
-    identity: IdentityState,
     availability: Availability,
+    /// Whether the last answer has come through a kubefan.
+    is_kubefan: AtomicBool,
     /// The last warnings on requests for single documents. They concern kubefan itself, not a
     /// resource.
     own_warnings: ArcSwap<Warnings>,
@@ -162,11 +179,11 @@ impl Upstream {
             base,
             server,
             options,
-            identity: Default::default(),
             availability: Default::default(),
+            is_kubefan: AtomicBool::default(),
             own_warnings: Default::default(),
         };
-        Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
+        Self { inner: Arc::new(inner), identity: Arc::default(), observer: Arc::new(|_, _| {}), tier: None }
     }
 
     /// Returns the same client, which calls `observer` for every request.
@@ -180,7 +197,7 @@ impl Upstream {
     }
 
     pub(crate) fn identity_state(&self) -> &IdentityState {
-        &self.inner.identity
+        &self.identity
     }
 
     pub(crate) fn availability(&self) -> &Availability {
@@ -222,9 +239,10 @@ impl Upstream {
         accept: &str,
         body_bytes_max: usize,
     ) -> Result<http::Response<Bytes>, UpstreamError> {
-        self.within_timeout(async {
-            let (parts, body) = self.send(verb, path_and_query, accept).await?.into_parts();
-            Ok(http::Response::from_parts(parts, self.read(body, body_bytes_max).await?))
+        let this = self.in_use();
+        this.within_timeout(async {
+            let (parts, body) = this.send(verb, path_and_query, accept).await?.into_parts();
+            Ok(http::Response::from_parts(parts, this.read(body, body_bytes_max).await?))
         })
         .await
     }
@@ -254,10 +272,11 @@ impl Upstream {
     /// # Errors
     /// As [`Self::get_media`].
     pub async fn stream(&self, path_and_query: &str, media: Media) -> Result<BodyStream, UpstreamError> {
-        let send = self.send(Verb::Watch, path_and_query, media.watch_accept());
-        let response = self.within_timeout(send).await?;
+        let this = self.in_use();
+        let send = this.send(Verb::Watch, path_and_query, media.watch_accept());
+        let response = this.within_timeout(send).await?;
         check_media(response.headers(), media)?;
-        let warnings = self.warnings(response.headers());
+        let warnings = this.warnings(response.headers());
         Ok(response.into_body().with_warnings(warnings))
     }
 
@@ -293,7 +312,11 @@ impl Upstream {
         work: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
         let request_timeout = self.inner.options.request_timeout;
+        let attempt = self.attempt();
         let result = timeout(request_timeout, work).await.unwrap_or_else(|_| {
+            if let Some(attempt) = attempt {
+                attempt.note(Verdict::Lost);
+            }
             let message = format!("no complete answer from {} within {request_timeout:?}", self.inner.server);
             Err(UpstreamError::Timeout { message, retry_after: None })
         });
@@ -328,7 +351,7 @@ impl Upstream {
         verb: Verb,
         request: http::Request<Bytes>,
     ) -> Result<http::Response<BodyStream>, UpstreamError> {
-        let response = self.exchange(verb, request).await?;
+        let response = self.exchange_noted(verb, request).await?;
         // A failure may come from a load balancer, so its lack of warnings means nothing.
         if verb == Verb::Get && response.status().is_success() {
             self.inner.own_warnings.store(Arc::new(Warnings::of(response.headers())));
@@ -341,6 +364,23 @@ impl Upstream {
         // Without a readable body, the status alone is sufficient.
         let body = async { self.read(body?, ERROR_BODY_BYTES_MAX).await }.await.unwrap_or_default();
         Err(UpstreamError::from_response(parts.status, &parts.headers, &body))
+    }
+
+    /// As [`Self::exchange`]. Notes what the answer says about a kubefan.
+    async fn exchange_noted(
+        &self,
+        verb: Verb,
+        request: http::Request<Bytes>,
+    ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
+        let attempt = self.attempt();
+        let exchanged = self.exchange(verb, request).await;
+        if let Ok(response) = &exchanged {
+            self.inner.is_kubefan.store(is_through_kubefan(response.headers()), Ordering::Relaxed);
+        }
+        if let Some(attempt) = attempt {
+            attempt.exchanged(verb, &exchanged);
+        }
+        exchanged
     }
 
     async fn read(&self, mut body: BodyStream, body_bytes_max: usize) -> Result<Bytes, UpstreamError> {

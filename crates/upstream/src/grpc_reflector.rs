@@ -116,6 +116,19 @@ impl GrpcReflector {
         self.state = StreamState::Resume { version };
     }
 
+    /// As [`Reflector::reached`](super::Reflector::reached).
+    pub(super) fn reached(&self) -> Option<ResourceVersion> {
+        match &self.state {
+            StreamState::Watching { version, .. } | StreamState::Resume { version } => Some(*version),
+            StreamState::Empty { .. } | StreamState::Snapshot { .. } | StreamState::Unserved => None,
+        }
+    }
+
+    /// Returns the reason of the list that follows if the state is discarded.
+    pub(super) fn relist_reason(&self) -> RelistReason {
+        self.state.relist_reason()
+    }
+
     /// Returns the action of the next step. A snapshot is a list.
     pub fn next_step(&self) -> NextStep {
         if self.ready.is_empty() { self.state.next_step() } else { NextStep::ReturnUpdate }
@@ -200,11 +213,13 @@ impl GrpcReflector {
         match timeout(ANSWER_TIMEOUT, watch.stream.next()).await {
             Ok(Some(Ok(WatchItem::Reconnected { .. }))) => {
                 self.kubefan.observe(Verb::Watch, true);
+                self.kubefan.take_budget(watch.stream.fallback_budget());
                 self.state = StreamState::Watching { watch, version };
                 Ok(ReflectorEvent::Watching { proven_at: None })
             }
             Err(_) => {
                 self.kubefan.observe(Verb::Watch, false);
+                self.kubefan.note_stall();
                 self.state = StreamState::Resume { version };
                 Err(ReflectorError::Watch(stalled()))
             }
@@ -225,6 +240,7 @@ impl GrpcReflector {
             Input::Item(item) => item,
             Input::Stalled => {
                 self.kubefan.observe(Verb::List, false);
+                self.kubefan.note_stall();
                 return Err(ReflectorError::List(stalled()));
             }
             Input::Nothing | Input::Freshness(_) => return Ok(()),
@@ -233,6 +249,7 @@ impl GrpcReflector {
         let update = match item {
             Some(Ok(WatchItem::Reconnected { .. })) => {
                 self.kubefan.observe(Verb::List, true);
+                self.kubefan.take_budget(watch.stream.fallback_budget());
                 self.state = StreamState::Snapshot { reason, watch };
                 return Ok(());
             }

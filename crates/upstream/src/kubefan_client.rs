@@ -26,6 +26,7 @@ use tonic::Code;
 use super::{
     client::{UpstreamObserver, Verb},
     error::{INITIALIZING, UpstreamError, shorten},
+    fallback::{Fallback, Verdict},
     reflector::Target,
     transport::{
         connection::ConnectionLimits,
@@ -87,6 +88,8 @@ impl KubefanSettings {
 pub struct KubefanClient {
     inner: Arc<Inner>,
     observer: UpstreamObserver,
+    /// Learns what requests find.
+    fallback: Option<Fallback>,
 }
 
 struct Inner {
@@ -136,12 +139,17 @@ impl KubefanClient {
         let address = client.last().address().to_owned();
         let cluster = Mutex::default();
         let inner = Inner { address, client, cluster };
-        Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}) }
+        Self { inner: Arc::new(inner), observer: Arc::new(|_, _| {}), fallback: None }
     }
 
     /// Returns the same client, which calls `observer` for every request.
     pub fn with_observer(self, observer: UpstreamObserver) -> Self {
         Self { observer, ..self }
+    }
+
+    /// Returns the same client, which notes what its requests find.
+    pub fn noting(self, fallback: &Fallback) -> Self {
+        Self { fallback: Some(fallback.clone()), ..self }
     }
 
     /// The address, as it was given.
@@ -164,7 +172,29 @@ impl KubefanClient {
     }
 
     pub(super) fn observe(&self, verb: Verb, is_answered: bool) {
+        if is_answered {
+            self.note(Verdict::Answered);
+        }
         (self.observer)(verb, is_answered.then_some(StatusCode::OK));
+    }
+
+    /// Notes the conclusion from an answer.
+    fn note(&self, verdict: Verdict) {
+        if let Some(fallback) = &self.fallback {
+            fallback.attempt().note(verdict);
+        }
+    }
+
+    /// Notes that a request had no answer in time.
+    pub(super) fn note_stall(&self) {
+        self.note(Verdict::Lost);
+    }
+
+    /// Takes the budget of clients that the next kubefan names.
+    pub(super) fn take_budget(&self, budget: Option<&str>) {
+        if let (Some(fallback), Some(budget)) = (&self.fallback, budget) {
+            fallback.take_budget_text(budget);
+        }
     }
 
     /// Returns the freshness of the next kubefan's cache of a target. With `prove`, the version is
@@ -182,6 +212,7 @@ impl KubefanClient {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(self.failed(&error).await),
             Err(_) => {
+                self.note_stall();
                 let message = format!("no answer from {} within {FRESHNESS_TIMEOUT:?}", self.inner.address);
                 return Err(UpstreamError::Timeout { message, retry_after: None });
             }
@@ -196,10 +227,21 @@ impl KubefanClient {
 
     /// Takes note of a failure, and reads the files again if they may be the reason.
     pub(super) async fn failed(&self, error: &ClientError) -> UpstreamError {
+        self.note(Verdict::of_client_error(error));
         if error.is_unreachable() || error.code() == Code::Unauthenticated {
             self.inner.client.refused(&self.inner.client.last()).await;
         }
         upstream_error(error)
+    }
+}
+
+impl KubefanClient {
+    /// Whether the next kubefan answers about a target. An answer that it is not served is one.
+    pub(super) async fn probe(&self, target: &Target) -> bool {
+        match self.inner.client.current().await.get_freshness(message(target), false).await {
+            Ok(_) => true,
+            Err(error) => Verdict::of_client_error(&error) == Verdict::Answered,
+        }
     }
 }
 

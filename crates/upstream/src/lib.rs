@@ -3,8 +3,10 @@
 
 pub mod acting_as;
 pub mod client;
+pub mod direct_apiserver;
 pub mod discovery;
 pub mod error;
+pub mod fallback;
 mod grpc_reflector;
 pub mod identity_headers;
 pub mod kubefan_client;
@@ -13,6 +15,7 @@ pub mod passthrough;
 pub mod reflector;
 pub mod source;
 mod source_reflector;
+mod tiered_reflector;
 mod transport;
 
 pub use client::{ReviewKind, Upstream, identity, lines};
@@ -21,4 +24,5 @@ pub use error::UpstreamError;
 pub use reflector::Reflector;
 pub use source::Source;
 pub use source_reflector::SourceReflector;
+pub use tiered_reflector::TieredReflector;
 pub use transport::settings;

@@ -24,7 +24,7 @@ mod scripted_server;
 use std::sync::Arc;
 
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, Request, Response, StatusCode, Uri, Version, header};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, Version, header, uri::InvalidUri};
 use http_body_util::BodyExt;
 use kube_client::{Config, config::AuthInfo};
 use kubefan_common::kubeconfig::tls_config;
@@ -45,7 +45,9 @@ pub use self::{
 pub use crate::transport::connector::ForwardService;
 use crate::{
     acting_as::ActingAs,
+    direct_apiserver::DirectApiserver,
     error::{UpstreamError, shorten},
+    fallback::Verdict,
     identity_headers::is_identity,
     transport::{
         self,
@@ -78,6 +80,8 @@ pub struct Passthrough {
     options: PassthroughOptions,
     streams: StreamPermits,
     accepted: AcceptedTokens,
+    /// The apiserver in place of a kubefan that is away.
+    fallback: Option<(DirectApiserver, Arc<Passthrough>)>,
 }
 
 impl Passthrough {
@@ -104,7 +108,13 @@ impl Passthrough {
             made.boxed()
         };
         let service = Renewed::new(make).await?;
-        Ok(Self { service, base, server, options, streams, accepted: AcceptedTokens::default() })
+        Ok(Self { service, base, server, options, streams, accepted: AcceptedTokens::default(), fallback: None })
+    }
+
+    /// Returns the same connections, to a kubefan. While that is away, requests go to the apiserver
+    /// over `connections`.
+    pub fn with_fallback(self, apiserver: DirectApiserver, connections: Self) -> Self {
+        Self { fallback: Some((apiserver, Arc::new(connections))), ..self }
     }
 
     /// Forwards over an existing transport, which has the credentials, if any. Simulations and
@@ -117,6 +127,7 @@ impl Passthrough {
             streams: StreamPermits::new(options.requests_max),
             options,
             accepted: AcceptedTokens::default(),
+            fallback: None,
         })
     }
 
@@ -133,7 +144,8 @@ impl Passthrough {
     /// Whether a request with this path would carry kubefan's credentials out of the path of the
     /// server's URL, to another service.
     pub fn leads_out(&self, path: &str) -> bool {
-        self.options.credentials.are_kubefans() && self.base.is_left_by(path)
+        let is_left_directly = || self.fallback.as_ref().is_some_and(|(_, direct)| direct.base.is_left_by(path));
+        self.options.credentials.are_kubefans() && (self.base.is_left_by(path) || is_left_directly())
     }
 
     /// Sends a request. It is sent again, on another connection, if the apiserver has certainly not
@@ -148,8 +160,8 @@ impl Passthrough {
         if (credentials == Credentials::Impersonate) != acting_as.is_some() {
             return Err(UpstreamError::invalid("nothing says which user the request acts as"));
         }
-        let invalid = |_| UpstreamError::invalid("the path cannot be appended to the server's");
-        *request.uri_mut() = self.base.join(request.uri()).map_err(invalid)?;
+        let asked = request.uri().clone();
+        *request.uri_mut() = self.base.join(&asked).map_err(invalid)?;
         // The connection determines the actual version.
         *request.version_mut() = Version::HTTP_11;
         request.headers_mut().remove(header::HOST);
@@ -165,11 +177,41 @@ impl Passthrough {
         let (route, permit) = self.streams.acquire(is_accepted, is_upgrade);
         request.extensions_mut().clear();
         request.extensions_mut().insert(route);
-        let sent = self.send_until_read(&Repeatable::new(request, kept_bytes_max)).await;
+        let sent = self.send_or_fall_back(Repeatable::new(request, kept_bytes_max), &asked).await;
         if !credentials.are_kubefans() {
             self.accepted.answered(token, &method, sent.as_ref().ok().map(|response| response.status()));
         }
         sent.map(|response| response.map(|body| holding(body, permit).boxed_unsync()))
+    }
+
+    /// Sends a request to the apiserver of the fallback if the kubefan is away, also if this
+    /// request finds that out and the kubefan has certainly not read it.
+    async fn send_or_fall_back(
+        &self,
+        request: Repeatable,
+        asked: &Uri,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let Some((apiserver, direct)) = &self.fallback else { return self.send_until_read(&request).await };
+        if !apiserver.fallback().is_usable() {
+            let attempt = apiserver.fallback().attempt();
+            let sent = self.send_until_read(&request).await;
+            let error = match sent {
+                Ok(response) => {
+                    attempt.answered(response.status(), response.headers(), false);
+                    return Ok(response);
+                }
+                Err(error) => error,
+            };
+            if error.is_away() {
+                attempt.note(Verdict::Lost);
+            }
+            let is_unread = matches!(error, UpstreamError::Unreachable { .. } | UpstreamError::Unread { .. });
+            if !is_unread || !apiserver.becomes_usable().await {
+                return Err(error);
+            }
+        }
+        let to = direct.base.join(asked).map_err(invalid)?;
+        direct.send_until_read(&request.to(to)).await
     }
 
     /// Makes attempts until the apiserver has read the request.
@@ -204,6 +246,10 @@ impl Passthrough {
         }
         Err(UpstreamError::Unread { message: last_error.unwrap_or_default() })
     }
+}
+
+fn invalid(_: InvalidUri) -> UpstreamError {
+    UpstreamError::invalid("the path cannot be appended to the server's")
 }
 
 /// A separate function, because the compiler cannot prove that the future inside an `async fn` is

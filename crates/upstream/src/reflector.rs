@@ -212,6 +212,17 @@ impl Reflector {
         self.state = ListWatchState::Listed { reached: version, doubt: Doubt::AsksAfter };
     }
 
+    /// Returns the version up to which everything was emitted. `None` if the next step lists, or within a
+    /// list.
+    pub(super) fn reached(&self) -> Option<ResourceVersion> {
+        self.state.reached()
+    }
+
+    /// Returns the reason of the list that follows if the state is discarded.
+    pub(super) fn relist_reason(&self) -> RelistReason {
+        self.state.relist_reason()
+    }
+
     /// Returns upstream's warnings for readers of the resource.
     pub fn warnings(&self) -> &Warnings {
         &self.warnings

@@ -13,6 +13,9 @@
 //! A kubefan's Kubernetes API has everything that an apiserver's has. Its gRPC service has more and
 //! less: it marks gaps and tells the age of its state, but only JSON is read from it, and only the
 //! newest state.
+//!
+//! With a [`DirectApiserver`], lists and watches go to the apiserver while that kubefan is away.
+//! The methods here are about the kubefan then; [`Source::current`] is the server of the moment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,16 +23,21 @@ use kubefan_cache::Update;
 use kubefan_model::{Media, ResourceVersion, object::ObjectParser};
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
 use rand::rngs::StdRng;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     client::{Upstream, UpstreamObserver, identity::IdentityError},
+    direct_apiserver::DirectApiserver,
     error::UpstreamError,
+    fallback::Fallback,
     grpc_reflector::GrpcReflector,
     kubefan_client::KubefanClient,
     reflector::{Reflector, ReflectorOptions, Target},
     source_reflector::SourceReflector,
 };
+
+/// The time limit of a probe of a kubefan that is away.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Greatest age of the proof in a kubefan's bookmark: the interval of its bookmarks.
 const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);
@@ -51,6 +59,8 @@ const NOT_CACHED_TTL_BEHIND_KUBEFAN: Duration = Duration::from_secs(60);
 pub struct Source {
     server: Server,
     apiserver: Upstream,
+    /// The apiserver in place of a kubefan that is away.
+    direct: Option<DirectApiserver>,
 }
 
 #[derive(Clone)]
@@ -65,17 +75,17 @@ enum Server {
 impl Source {
     /// Lists and watches at the apiserver.
     pub fn apiserver(apiserver: Upstream) -> Self {
-        Self { server: Server::Apiserver, apiserver }
+        Self { server: Server::Apiserver, apiserver, direct: None }
     }
 
     /// Lists and watches at the Kubernetes API of a kubefan in front of this apiserver.
     pub fn kubefan(kubefan: Upstream, apiserver: Upstream) -> Self {
-        Self { server: Server::Http(kubefan), apiserver }
+        Self { server: Server::Http(kubefan), apiserver, direct: None }
     }
 
     /// Lists and watches at the gRPC service of a kubefan in front of this apiserver.
     pub fn grpc(kubefan: KubefanClient, apiserver: Upstream) -> Self {
-        Self { server: Server::Grpc(kubefan), apiserver }
+        Self { server: Server::Grpc(kubefan), apiserver, direct: None }
     }
 
     /// Returns the same source, which calls `observer` for every request.
@@ -85,7 +95,81 @@ impl Source {
             Server::Http(kubefan) => Server::Http(kubefan.with_observer(observer.clone())),
             Server::Grpc(kubefan) => Server::Grpc(kubefan.with_observer(observer.clone())),
         };
-        Self { server, apiserver: self.apiserver.with_observer(observer) }
+        Self { server, apiserver: self.apiserver.with_observer(observer), ..self }
+    }
+
+    /// Returns the same source, which lists and watches at `direct` while the kubefan is away.
+    /// Requests that go to the apiserver in any case go to `apiserver`.
+    pub fn with_fallback(self, direct: DirectApiserver, apiserver: Upstream) -> Self {
+        let server = match self.server {
+            Server::Apiserver => return self,
+            Server::Http(kubefan) => Server::Http(kubefan.noting(direct.fallback())),
+            Server::Grpc(kubefan) => Server::Grpc(kubefan.noting(direct.fallback())),
+        };
+        Self { server, apiserver, direct: Some(direct) }
+    }
+
+    /// Returns the source of lists and watches now: one server, without a fallback.
+    pub fn current(&self) -> Self {
+        match &self.direct {
+            Some(direct) if direct.fallback().is_away() => Self::apiserver(direct.upstream().clone()),
+            _ => self.own(),
+        }
+    }
+
+    /// Returns the same source without a fallback.
+    pub(super) fn own(&self) -> Self {
+        Self { direct: None, ..self.clone() }
+    }
+
+    /// Returns the apiserver in place of a kubefan that is away. `None` without a fallback.
+    pub(super) fn direct(&self) -> Option<&DirectApiserver> {
+        self.direct.as_ref()
+    }
+
+    /// Whether lists and watches go to the apiserver because the kubefan is away.
+    pub fn is_fallen_back(&self) -> bool {
+        self.fallback().is_some_and(Fallback::is_away)
+    }
+
+    /// Returns the fallback to the apiserver. `None` if there is none.
+    pub fn fallback(&self) -> Option<&Fallback> {
+        self.direct.as_ref().map(DirectApiserver::fallback)
+    }
+
+    /// Probes the kubefan while it is away, without end. Without a fallback this completes at once.
+    /// `others` is a client of the same kubefan, which must serve, too.
+    pub async fn keep_probing(self, others: Option<Upstream>) {
+        let Some(direct) = &self.direct else { return };
+        let fallback = direct.fallback().clone();
+        loop {
+            fallback.until(true).await;
+            let mut is_first = true;
+            while fallback.is_away() {
+                sleep(fallback.probe_delay(is_first)).await;
+                is_first = false;
+                let probe = self.probe(fallback.target(), others.as_ref());
+                let asked = direct.becomes_usable();
+                let (is_healthy, _) = tokio::join!(timeout(PROBE_TIMEOUT, probe), timeout(PROBE_TIMEOUT, asked));
+                fallback.probed(is_healthy.unwrap_or(false));
+            }
+        }
+    }
+
+    /// Whether the kubefan serves. `target` is one that a cache reads, `others` another client.
+    async fn probe(&self, target: Option<Target>, others: Option<&Upstream>) -> bool {
+        let serves = match &self.server {
+            Server::Apiserver => true,
+            Server::Http(kubefan) => kubefan.serves().await,
+            Server::Grpc(kubefan) => match target {
+                Some(target) => kubefan.probe(&target).await,
+                None => true,
+            },
+        };
+        match others {
+            Some(others) => serves && others.serves().await,
+            None => serves,
+        }
     }
 
     /// The address, for messages.

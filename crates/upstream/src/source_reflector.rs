@@ -76,6 +76,16 @@ impl SourceReflector {
         matches!(self, Self::Http(reflector) if reflector.is_within_list())
     }
 
+    /// See [`Reflector::reached`].
+    pub(super) fn reached(&self) -> Option<ResourceVersion> {
+        each!(self, reflector => reflector.reached())
+    }
+
+    /// See [`Reflector::relist_reason`].
+    pub(super) fn relist_reason(&self) -> RelistReason {
+        each!(self, reflector => reflector.relist_reason())
+    }
+
     /// Upstream's warnings for readers of the resource. gRPC has none.
     pub fn warnings(&self) -> Warnings {
         match self {

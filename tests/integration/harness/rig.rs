@@ -34,11 +34,14 @@ use kubefan_sim::apiserver::{Fault, FaultRule, SimApiserver, SimOptions, Verb};
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
     Source, Upstream,
+    direct_apiserver::DirectApiserver,
     discovery::{Discovery, DiscoveryOptions},
+    fallback::{Fallback, FallbackBudget, FallbackOptions},
     kubefan_client::KubefanClient,
     lines::LineOptions,
     reflector::ReflectorOptions,
 };
+use rand::{SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{
@@ -178,11 +181,37 @@ impl Rig {
     /// Starts a kubefan that lists and watches at `front` over gRPC, through the link. All else
     /// goes to the apiserver of `front`.
     pub(crate) fn behind(front: &Rig, setup: Setup) -> (Rig, GrpcLink) {
-        let link = GrpcLink::default();
-        let channel = in_memory_through(front.server.clone(), link.clone());
-        let client = Client::from_channel(channel, "kubefan.test", &ClientOptions::default());
-        let source = |apiserver| Source::grpc(KubefanClient::from_client(client), apiserver);
+        let (client, link) = front.grpc_client();
+        let source = |apiserver| Source::grpc(client, apiserver);
         (Rig::at(Network::to(front.sim.clone()), front.sim.clone(), setup, source), link)
+    }
+
+    /// Like [`Self::behind`]. The kubefan lists and watches at the apiserver while `front` is away.
+    pub(crate) fn falling_back(front: &Rig, setup: Setup) -> (Rig, GrpcLink) {
+        let (client, link) = front.grpc_client();
+        let metrics = Metrics::new(prometheus::Registry::new()).unwrap();
+        let source = |apiserver: Upstream| {
+            let fallback = Fallback::new(FallbackOptions {
+                apiserver: apiserver.server().to_owned(),
+                kubefan: "kubefan.test".to_owned(),
+                budget: FallbackBudget::default(),
+                metrics: metrics.fallback().clone(),
+                random: StdRng::seed_from_u64(1),
+            });
+            let direct = DirectApiserver::new(fallback, apiserver.clone());
+            let source = Source::grpc(client, apiserver.clone()).with_fallback(direct, apiserver);
+            tokio::spawn(source.clone().keep_probing(None));
+            source
+        };
+        (Rig::at(Network::to(front.sim.clone()), front.sim.clone(), setup, source), link)
+    }
+
+    /// A client of this kubefan, as another one has it.
+    fn grpc_client(&self) -> (KubefanClient, GrpcLink) {
+        let link = GrpcLink::default();
+        let channel = in_memory_through(self.server.clone(), link.clone());
+        let client = Client::from_channel(channel, "kubefan.test", &ClientOptions::default());
+        (KubefanClient::from_client(client), link)
     }
 
     fn at(network: Network, sim: SimApiserver, setup: Setup, source: impl FnOnce(Upstream) -> Source) -> Rig {

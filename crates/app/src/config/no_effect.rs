@@ -63,6 +63,9 @@ pub(super) fn over_grpc(cache: &CacheOptions, on_demand: &OnDemandOptions) -> Ve
 
 /// Options of the way to another kubefan.
 pub(super) fn of_upstream(given: &UpstreamOptions) -> Option<String> {
+    if given.upstream_fallback_kubeconfig.is_some() && given.upstream.is_none() {
+        return Some("--upstream-fallback-kubeconfig has no effect without --upstream".to_owned());
+    }
     if given.upstream_cert_file.is_some() && given.upstream_token_file.is_some() {
         return Some(
             "--upstream-token-file has no effect with --upstream-cert-file, which is shown instead of a token"

@@ -24,6 +24,18 @@ pub enum WatchListMode {
 }
 
 kubefan_common::display_choice!(WatchListMode);
+
+/// The server of lists and watches while the kubefan at `--upstream` is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum UpstreamFallback {
+    /// The apiserver, each cache at its turn.
+    Paced,
+    /// None: caches serve their last state.
+    Never,
+}
+
+kubefan_common::display_choice!(UpstreamFallback);
 section! {
     heading: "Upstream";
     /// The options for reaching and reading the apiserver, as given.
@@ -34,6 +46,8 @@ section! {
         settings: UpstreamSettings, settings;
         /// The kubefan to list and watch at, instead of the apiserver.
         source: Option<SourceSettings>, source;
+        /// The address of the apiserver and the credentials there, if `settings` are of a kubefan.
+        fallback_settings: Option<UpstreamSettings>, fallback_settings;
     }
 
     /// The kubeconfig, instead of $KUBECONFIG, ~/.kube/config or the pod's service account.
@@ -57,6 +71,10 @@ section! {
     upstream_key_file("FILE"): PathBuf;
     /// The name in that kubefan's certificate, instead of the host of its address.
     upstream_server_name("NAME"): String;
+    /// The kubeconfig of the apiserver, if --kubeconfig leads to the kubefan at --upstream, too.
+    /// While that is away, everything goes there. Without it, lists and watches go where
+    /// --kubeconfig leads.
+    upstream_fallback_kubeconfig("FILE"): PathBuf;
     /// Cache only the objects that match, such as spec.nodeName=node-1 in a sidecar.
     upstream_field_selector("SELECTOR"): String => field_selector: Option<FieldSelector>, optional(field_selector);
 
@@ -65,6 +83,17 @@ section! {
     /// caches without a state first. Lower it if a start loads the apiserver, raise it if a start
     /// with many resources takes too long.
     limits.upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
+    /// Programs that share limits.upstreamFallbackRate: the kubefans behind that at --upstream, and
+    /// all other programs that fall back. The kubefan at --upstream may tell another number. Raise
+    /// it to their number before they are many.
+    limits.upstream_fallback_clients("COUNT"): u32 = 100 => fallback_clients: u32, at_least(1);
+    /// Lists and watches that all of these programs together start at the apiserver in a second,
+    /// while the kubefan at --upstream is away. It may tell another number. Raise it if the
+    /// apiserver can take more, so that the caches are behind for a shorter time.
+    limits.upstream_fallback_rate("COUNT"): u32 = 10 => fallback_rate: u32, at_least(1);
+    /// While the kubefan at --upstream is away, list and watch at the apiserver, or never. Choose
+    /// never if the apiserver could not carry all caches, or must not be asked from here.
+    tuning.upstream_fallback("paced or never"): UpstreamFallback = UpstreamFallback::Paced => fallback: UpstreamFallback, any;
     /// Request that reads the initial state: WatchList if the apiserver has it, or always paged
     /// LIST. Choose never if the WatchList of the apiserver misbehaves.
     tuning.watch_list("auto or never"): WatchListMode = WatchListMode::Auto => watch_list: WatchListMode, any;
@@ -102,6 +131,11 @@ impl UpstreamConfig {
     pub fn forwards_to_kubefan(&self) -> bool {
         matches!(&self.source, Some(SourceSettings::Http(source)) if source.kubeconfig == self.settings.kubeconfig)
     }
+}
+
+fn fallback_settings(options: &UpstreamOptions) -> Result<Option<UpstreamSettings>, ConfigError> {
+    let settings = |file| UpstreamSettings { kubeconfig: Some(file), context: None };
+    Ok(options.upstream_fallback_kubeconfig.clone().map(settings))
 }
 
 fn source(options: &UpstreamOptions) -> Result<Option<SourceSettings>, ConfigError> {

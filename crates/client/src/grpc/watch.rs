@@ -143,6 +143,8 @@ pub struct WatchStream {
     delta_base_is_current: bool,
     /// Events of a snapshot chunk that are not yet returned.
     chunk: VecDeque<Event>,
+    /// The metadata `kubefan-fallback` of the last answer.
+    fallback_budget: Option<String>,
     state: ConnectionState,
 }
 
@@ -179,6 +181,7 @@ impl WatchStream {
                 .then(|| DeltaBase::new(options.delta_base_bytes_max, delta::OBJECT_BYTES_MAX)),
             delta_base_is_current: false,
             chunk: VecDeque::new(),
+            fallback_budget: None,
             state: ConnectionState::Waiting(None),
             options,
         }
@@ -198,6 +201,13 @@ impl WatchStream {
     /// The cluster that the last snapshot named, also before its end. Empty if it is unknown.
     pub fn snapshot_cluster(&self) -> &str {
         self.next_cluster.as_deref().unwrap_or(&self.cluster)
+    }
+
+    /// The number of clients, and of the requests that they may start at the apiserver while
+    /// kubefan is away, as kubefan last told them (metadata `kubefan-fallback`). `None` if it told
+    /// nothing.
+    pub fn fallback_budget(&self) -> Option<&str> {
+        self.fallback_budget.as_deref()
     }
 
     /// Returns the next item, or `None` after the timeout. After an error the watch has ended.
@@ -236,6 +246,8 @@ impl WatchStream {
                     match self.client.service.watch(client::request(request, self.sent.clone())).await {
                         Ok(response) => {
                             self.client.note_budget(response.metadata());
+                            let budget = response.metadata().get("kubefan-fallback");
+                            self.fallback_budget = budget.and_then(|budget| budget.to_str().ok()).map(str::to_owned);
                             self.state = ConnectionState::Open(Box::new(response.into_inner()));
                             self.opened_at = Some(Instant::now());
                             self.next_cluster = None;

@@ -65,7 +65,11 @@ pub(super) struct UpstreamRead<'a> {
 impl UpstreamRead<'_> {
     /// Reads a backfill, and confirms that upstream is still the cluster of this cache.
     pub(super) async fn confirmed(&self, range: ReadRange) -> Result<Backfill, ReadError> {
-        let source = &self.context.source;
+        if range.with_state && self.context.source.is_fallen_back() {
+            // Each kubefan behind the one that is away would cost the apiserver a list.
+            return Err(ReadError::Expired { expired: UpstreamExpired::State(range.from), oldest: None });
+        }
+        let source = self.context.source.current();
         let unconfirmed = |error: IdentityError| Refusal::Unavailable(error.to_string());
         source.confirm_if_doubted().await.map_err(unconfirmed)?;
         let backfill = self.read(range).await?;

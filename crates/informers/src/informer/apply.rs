@@ -82,7 +82,7 @@ impl Informer {
     }
 
     fn proofs_in(&self, update: &Update, received: Instant) -> Proofs {
-        let source = &self.context.source;
+        let source = self.reflector.source();
         let begin = self.state.list_begin().filter(|_| matches!(update, Update::ListEnd(_)));
         // A list that only repeats the objects for a new schema proves nothing. Over gRPC, a
         // snapshot may be as old as the state of the kubefan that sent it.
@@ -156,6 +156,6 @@ impl Informer {
         batch.wake();
         self.served.hub.trouble(error.to_string());
         self.relist(RelistReason::OutOfOrder);
-        self.retry.wait_after(None).await;
+        self.wait_after(None).await;
     }
 }

@@ -26,10 +26,10 @@ impl Informer {
     /// After an answer of another cluster, to any cache, it is confirmed first: the next answer
     /// could come from there, and its check from the right one.
     pub(super) async fn may_request(&mut self, batch: &mut CommitBatch) -> bool {
-        if !self.state.checks_first(self.context.source.is_doubted()) {
+        if !self.state.checks_first(self.reflector.source().is_doubted()) {
             return true;
         }
-        let Err(error) = self.context.source.confirm().await else {
+        let Err(error) = self.reflector.source().confirm().await else {
             self.follow(Event::Confirmed);
             return true;
         };
@@ -46,7 +46,7 @@ impl Informer {
     /// not confirm it, the update must be discarded: this waits, and the reflector reads it again.
     /// `begins` is the reason of a list that has just started.
     pub(super) async fn confirm(&mut self, batch: &mut CommitBatch, begins: Option<RelistReason>) -> bool {
-        let Err(error) = self.context.source.confirm().await else {
+        let Err(error) = self.reflector.source().confirm().await else {
             self.follow(Event::Confirmed);
             return true;
         };
@@ -83,13 +83,13 @@ impl Informer {
     /// Waits after a check that failed.
     async fn wait_unconfirmed(&mut self, batch: &mut CommitBatch, error: &IdentityError) {
         // Over gRPC only an answer to a request names the cluster.
-        self.follow(Event::Unconfirmed { checks_first: self.context.source.http().is_some() });
+        self.follow(Event::Unconfirmed { checks_first: self.reflector.source().http().is_some() });
         let hub = &self.served.hub;
         batch.wake();
         hub.metrics().watch_restart(error.reason());
         self.failures.log_unconfirmed(&self.served, error);
         hub.trouble(error.to_string());
         let cause = if let IdentityError::Unanswered(cause) = error { Some(cause) } else { None };
-        self.retry.wait_after(cause).await;
+        self.wait_after(cause).await;
     }
 }

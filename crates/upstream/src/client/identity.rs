@@ -12,7 +12,7 @@ use std::{
     collections::BTreeSet,
     fmt,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64},
     },
     time::Duration,
@@ -132,7 +132,15 @@ pub(crate) struct IdentityState {
     pub(crate) check: tokio::sync::Mutex<CheckState>,
     /// Whether the last check found another cluster.
     pub(crate) is_doubted: AtomicBool,
-    pub(crate) known: Mutex<Option<Identity>>,
+    /// Shared by the clients of a kubefan and of the apiserver behind it. Each checks by itself.
+    pub(crate) known: Arc<Mutex<Option<Identity>>>,
+}
+
+impl IdentityState {
+    /// Returns a state without checks, of the same cluster.
+    pub(crate) fn sharing(&self) -> Self {
+        Self { known: Arc::clone(&self.known), ..Self::default() }
+    }
 }
 
 #[derive(Default)]

@@ -115,7 +115,7 @@ impl Upstream {
         if uid.is_some() {
             *denied_since = None;
         }
-        let found = Identity { uid, ca: self.trusted_ca() };
+        let found = Identity { uid, ca: self.in_use().trusted_ca() };
         let mut known = self.known();
         if !is_same_cluster(known.as_ref(), &found) {
             return Err(IdentityError::OtherCluster {

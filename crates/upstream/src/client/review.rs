@@ -46,23 +46,24 @@ impl Upstream {
         review: &ReviewKind,
         spec: &impl Serialize,
     ) -> Result<T, UpstreamError> {
+        let this = self.in_use();
         let &ReviewKind { path, api_version, kind } = review;
         let unusable = |what: &str| UpstreamError::invalid(format_args!("{path}: {what}"));
         let request = Request { api_version, kind, spec };
         let body = serde_json::to_vec(&request).map_err(|_| unusable("the review cannot be written"))?;
-        let request = http::Request::post(format!("{}{path}", self.inner.base))
+        let request = http::Request::post(format!("{}{path}", this.inner.base))
             .header(header::ACCEPT, JSON)
             .header(header::CONTENT_TYPE, JSON)
             .header(header::ACCEPT_ENCODING, "identity")
-            .header(header::USER_AGENT, &self.inner.options.user_agent)
+            .header(header::USER_AGENT, &this.inner.options.user_agent)
             .body(Bytes::from(body))
             .map_err(|_| unusable("not a valid path"))?;
-        let answered = self.within_timeout(async {
-            let response = self.send_request(Verb::Create, request).await?;
-            self.read(response.into_body(), ANSWER_BYTES_MAX).await
+        let answered = this.within_timeout(async {
+            let response = this.send_request(Verb::Create, request).await?;
+            this.read(response.into_body(), ANSWER_BYTES_MAX).await
         });
         let answer = timeout(REVIEW_TIMEOUT, answered).await.unwrap_or_else(|_| {
-            let message = format!("no complete answer from {} within {REVIEW_TIMEOUT:?}", self.inner.server);
+            let message = format!("no complete answer from {} within {REVIEW_TIMEOUT:?}", this.inner.server);
             Err(UpstreamError::Timeout { message, retry_after: None })
         })?;
         let answer = serde_json::from_slice(&answer);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, request};
+use http::{Request, Uri, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tower::BoxError;
@@ -53,6 +53,12 @@ impl Repeatable {
         let (head, source) = request.into_parts();
         let body = KeptBody { source, bytes: Vec::new(), bytes_max: Some(kept_bytes_max), attempt: 0 };
         Self { head, body: Arc::new(Mutex::new(body)) }
+    }
+
+    /// Returns the same request for another server.
+    pub(super) fn to(mut self, uri: Uri) -> Self {
+        self.head.uri = uri;
+        self
     }
 
     /// The request for the next attempt; `None` if a part of its body was read and is not kept.

@@ -114,6 +114,15 @@ impl ListWatchState {
         }
     }
 
+    /// Returns the version from which a watch continues. `None` without a complete list, and while
+    /// the objects are listed again.
+    pub(super) fn reached(&self) -> Option<ResourceVersion> {
+        match self {
+            Self::Listed { reached, .. } | Self::Watching { reached, .. } => Some(*reached),
+            Self::Empty { .. } | Self::Paging(_) | Self::WatchListing { .. } | Self::Rereading(_) => None,
+        }
+    }
+
     /// Returns the form of the list that follows if this state is discarded.
     pub(super) fn list_form(&self) -> ListForm {
         match self {
@@ -127,7 +136,7 @@ impl ListWatchState {
 
     /// Returns the reason for the relist if this state is lost. A lost list passes its own reason
     /// on.
-    fn relist_reason(&self) -> RelistReason {
+    pub(super) fn relist_reason(&self) -> RelistReason {
         match self {
             Self::Empty { reason, .. } | Self::Paging(PagedList { reason, .. }) | Self::WatchListing { reason, .. } => {
                 *reason

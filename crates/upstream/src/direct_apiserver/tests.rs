@@ -1,0 +1,119 @@
+//! Requests that go through a kubefan that is away.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
+use kubefan_telemetry::metrics::Metrics;
+use rand::{SeedableRng, rngs::StdRng};
+use tower::{BoxError, service_fn, util::BoxCloneSyncService};
+
+use super::*;
+use crate::{
+    client::{ConnectionLimits, UpstreamBody, UpstreamOptions, Verb},
+    error::UpstreamError,
+    fallback::{FallbackBudget, FallbackOptions},
+    passthrough::{Credentials, ForwardService, Forwarded, Passthrough, PassthroughOptions},
+};
+
+/// A kubefan that refuses connections, and the apiserver of a cluster.
+struct Servers {
+    /// The client of the kubefan.
+    upstream: Upstream,
+    passthrough: Passthrough,
+    /// The forwarded requests that the apiserver has read.
+    forwarded: Arc<AtomicUsize>,
+}
+
+impl Servers {
+    /// The kubefan was of the cluster `known`; the apiserver shows `found`.
+    async fn new(known: &'static str, found: &'static str) -> Self {
+        let direct = client("https://apiserver", found);
+        let metrics = Metrics::new(prometheus::Registry::new()).expect("a new registry");
+        let fallback = Fallback::new(FallbackOptions {
+            apiserver: direct.server().to_owned(),
+            kubefan: "https://kubefan".to_owned(),
+            budget: FallbackBudget::default(),
+            metrics: metrics.fallback().clone(),
+            random: StdRng::seed_from_u64(1),
+        });
+        let before = client("https://kubefan", known);
+        let direct = direct.of_cluster_of(&before);
+        let upstream = refusing().of_cluster_of(&before).falling_back(&fallback, direct.clone());
+        let forwarded = Arc::new(AtomicUsize::new(0));
+        let count = forwarded.clone();
+        let apiserver = passthrough("https://apiserver", move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(answer(StatusCode::CREATED, "{}".to_owned()))
+        });
+        let kubefan = passthrough("https://kubefan", || Err(refused()));
+        let passthrough = kubefan.with_fallback(DirectApiserver::new(fallback, direct), apiserver);
+        before.confirm().await.expect("the first cluster");
+        Self { upstream, passthrough, forwarded }
+    }
+
+    async fn create(&self) -> Result<StatusCode, UpstreamError> {
+        let body = Full::new(Bytes::from("{}")).map_err(|never| match never {}).boxed_unsync();
+        let request = Request::builder().method(Method::POST).uri("/api/v1/namespaces/a/pods").body(body);
+        let request = request.expect("a request");
+        let forwarded = Forwarded { request, acting_as: None, is_upgrade: false, kept_bytes_max: 1 << 10 };
+        self.passthrough.send(forwarded).await.map(|response| response.status())
+    }
+}
+
+fn refused() -> BoxError {
+    std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into()
+}
+
+fn answer(status: StatusCode, body: String) -> Response<UpstreamBody> {
+    let body = Full::new(Bytes::from(body)).map_err(|never| match never {}).boxed_unsync();
+    Response::builder().status(status).body(body).expect("a response")
+}
+
+fn client(address: &'static str, uid: &'static str) -> Upstream {
+    let service = service_fn(move |_: Request<Bytes>| async move {
+        Ok::<_, BoxError>(answer(StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#)))
+    });
+    let service = BoxCloneSyncService::new(service);
+    Upstream::from_service(service, &Uri::from_static(address), UpstreamOptions::default())
+}
+
+fn refusing() -> Upstream {
+    let service = BoxCloneSyncService::new(service_fn(|_: Request<Bytes>| async { Err(refused()) }));
+    Upstream::from_service(service, &Uri::from_static("https://kubefan"), UpstreamOptions::default())
+}
+
+fn passthrough(
+    address: &'static str,
+    respond: impl Fn() -> Result<Response<UpstreamBody>, BoxError> + Clone + Send + Sync + 'static,
+) -> Passthrough {
+    let service = service_fn(move |_: Request<UpstreamBody>| std::future::ready(respond()));
+    let options = PassthroughOptions {
+        credentials: Credentials::Caller,
+        requests_max: 10,
+        allows_insecure_upstream: false,
+        connection: ConnectionLimits::KUBEFAN,
+    };
+    Passthrough::over(ForwardService::new(service), &Uri::from_static(address), options).expect("an address")
+}
+
+#[tokio::test]
+async fn requests_that_the_kubefan_has_not_read_go_to_the_apiserver() {
+    let servers = Servers::new("a", "a").await;
+    assert_eq!(servers.create().await, Ok(StatusCode::CREATED));
+    assert_eq!(servers.forwarded.load(Ordering::Relaxed), 1);
+    assert!(servers.upstream.get(Verb::Get, "/version").await.is_ok(), "kubefan's own requests go there, too");
+}
+
+#[tokio::test]
+async fn nothing_is_sent_to_the_apiserver_of_another_cluster() {
+    let servers = Servers::new("a", "b").await;
+    assert!(matches!(servers.create().await, Err(UpstreamError::Unreachable { .. })));
+    assert_eq!(servers.forwarded.load(Ordering::Relaxed), 0);
+    let own = servers.upstream.get(Verb::Get, "/version").await;
+    assert!(matches!(own, Err(UpstreamError::Unreachable { .. })), "{own:?}");
+}
