@@ -145,6 +145,9 @@ more than those of `config`, as its flags do. */}}
 {{- if eq $form "node" }}
 {{- /* The cluster form checks itself. Each node would cost the apiserver a list. */}}
 {{- $_ := set $tuning "selfCheckInterval" "0s" }}
+{{- if not $root.Values.node.fallback.enabled }}
+{{- $_ := set $tuning "upstreamFallback" "never" }}
+{{- end }}
 {{- else if eq $root.Values.tls.source "managed" }}
 {{- range $key, $value := $root.Values.tls.managed }}
 {{- if $value }}
