@@ -1,7 +1,7 @@
 //! The apiserver behind a kubefan, to read while the kubefan is away.
 //!
-//! It is read only if it shows the cluster of the kubefan, and is not a kubefan itself. That is asked
-//! anew in each outage, because an address may lead to another cluster by then.
+//! It is read only if it shows the cluster of the kubefan, and is not a kubefan itself. That is
+//! asked anew in each outage, because an address may lead to another cluster by then.
 
 use super::{client::Upstream, fallback::Fallback};
 
@@ -26,8 +26,8 @@ impl DirectApiserver {
         &self.upstream
     }
 
-    /// Whether the kubefan is away, and the apiserver may be read. Asks it if it was not asked yet in
-    /// this outage.
+    /// Whether the kubefan is away, and the apiserver may be read. Asks it if it was not asked yet
+    /// in this outage.
     pub(super) async fn becomes_usable(&self) -> bool {
         self.fallback.is_usable() || self.fallback.is_away() && self.may_be_read().await
     }

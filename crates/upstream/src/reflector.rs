@@ -212,8 +212,8 @@ impl Reflector {
         self.state = ListWatchState::Listed { reached: version, doubt: Doubt::AsksAfter };
     }
 
-    /// Returns the version up to which everything was emitted. `None` if the next step lists, or within a
-    /// list.
+    /// Returns the version up to which everything was emitted. `None` if the next step lists, or
+    /// within a list.
     pub(super) fn reached(&self) -> Option<ResourceVersion> {
         self.state.reached()
     }

@@ -104,8 +104,8 @@ fn returns(fallback: &Fallback, at_least: Duration) -> Due {
 }
 
 impl TieredReflector {
-    /// Returns a reflector of a target, at the servers of a source. `open_watch` counts a watch until its
-    /// guard is dropped.
+    /// Returns a reflector of a target, at the servers of a source. `open_watch` counts a watch
+    /// until its guard is dropped.
     pub fn new(
         source: &Source,
         target: Target,

@@ -49,9 +49,9 @@ impl Upstream {
         self.tier.as_ref().map(|tier| tier.fallback.attempt())
     }
 
-    /// Whether the kubefan serves, by gRPC's health service, which costs it no review and no request
-    /// to the apiserver. A server in front of it that speaks only HTTP/1.1 cannot pass the question
-    /// on: there, any answer but a 5xx is enough.
+    /// Whether the kubefan serves, by gRPC's health service, which costs it no review and no
+    /// request to the apiserver. A server in front of it that speaks only HTTP/1.1 cannot pass the
+    /// question on: there, any answer but a 5xx is enough.
     pub(crate) async fn serves(&self) -> bool {
         let request = http::Request::post(format!("{}{HEALTH_PATH}", self.inner.base))
             .header(header::CONTENT_TYPE, "application/grpc")

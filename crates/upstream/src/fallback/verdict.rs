@@ -1,4 +1,4 @@
-//! The conclusion from an answer about the kubefan at `--upstream`: whether it is there, and serves.
+//! The conclusion from an answer about the kubefan at `--upstream`: whether it is there and serves.
 //!
 //! | verdict | over HTTP | over gRPC |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | `Busy` | 429; 5xx of kubefan's own (`Proxy-Status: kubefan; error=…`); 504 | `RESOURCE_EXHAUSTED`, and `UNAVAILABLE` with kubefan's reason |
 //! | `Answered` | all else: of its cache, or the apiserver's, which kubefan passed on | all else, with the apiserver's reason why it cannot list a resource |
 //!
-//! A kubefan that is busy may be so with one resource only. So a tier leaves it if all that it asked
-//! for some seconds was answered so.
+//! A kubefan that is busy may be so with one resource only. So a tier leaves it if all that it
+//! asked for some seconds was answered so.
 
 use http::{HeaderMap, StatusCode};
 use kubefan_client::{ClientError, ErrorReason};
