@@ -25,12 +25,12 @@ impl FallbackMetrics {
         Ok(Self {
             active: register.int_gauge(
                 "kubefan_fallback_active",
-                "1 while the kubefan at --upstream is away, so that lists and watches start at the apiserver.",
+                "1 while the next kubefan is away, so that lists and watches start at the apiserver.",
             )?,
             changes,
             starts: register.counter(
                 "kubefan_fallback_starts_total",
-                "Lists and watches that caches have started at the apiserver in place of the kubefan at --upstream.",
+                "Lists and watches that caches have started at the apiserver in place of the next kubefan.",
             )?,
         })
     }
