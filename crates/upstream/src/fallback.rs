@@ -27,7 +27,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 pub(crate) use verdict::{Verdict, is_through_kubefan};
 
-use self::{pace::Pace, side::SideMachine, verdict::has_cache_status};
+use self::{pace::Pace, side::SideMachine, verdict::is_of_cache};
 use crate::reflector::Target;
 
 /// Header of kubefan's answers with the budget of its clients.
@@ -107,7 +107,7 @@ impl Attempt {
             Verdict::Answered if !is_read => {}
             verdict => self.note(verdict),
         }
-        if has_cache_status(headers) {
+        if is_of_cache(headers) {
             self.fallback.take_budget(headers);
         }
     }

@@ -72,6 +72,10 @@ pub struct Forwarded {
     pub kept_bytes_max: usize,
 }
 
+/// Extension of an answer of the apiserver, instead of the kubefan that is away.
+#[derive(Debug, Clone, Copy)]
+pub struct FromFallback;
+
 /// Forwards requests to one apiserver.
 pub struct Passthrough {
     service: Renewed<ForwardService, SettingsError>,
@@ -211,7 +215,9 @@ impl Passthrough {
             }
         }
         let to = direct.base.join(asked).map_err(invalid)?;
-        direct.send_until_read(&request.to(to)).await
+        let mut response = direct.send_until_read(&request.to(to)).await?;
+        response.extensions_mut().insert(FromFallback);
+        Ok(response)
     }
 
     /// Makes attempts until the apiserver has read the request.

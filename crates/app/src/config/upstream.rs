@@ -127,9 +127,11 @@ fn settings(options: &UpstreamOptions) -> Result<UpstreamSettings, ConfigError> 
 
 impl UpstreamConfig {
     /// Whether requests are forwarded to the kubefan at `--upstream`: if `--kubeconfig` and it name
-    /// the same file. Otherwise `--kubeconfig` may lead to the apiserver.
+    /// the same file, or if `--upstream-fallback-kubeconfig` says so. Otherwise `--kubeconfig` may
+    /// lead to the apiserver.
     pub fn forwards_to_kubefan(&self) -> bool {
-        matches!(&self.source, Some(SourceSettings::Http(source)) if source.kubeconfig == self.settings.kubeconfig)
+        let is_behind_kubefan = self.source.is_some() && self.fallback_settings.is_some();
+        is_behind_kubefan || matches!(&self.source, Some(SourceSettings::Http(source)) if *source == self.settings)
     }
 }
 
@@ -162,4 +164,32 @@ fn field_selector(flag: &'static str, selector: String) -> Result<FieldSelector,
         (None, Ok(selector)) => return Ok(selector),
     };
     Err(unusable(flag, selector, problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_forwarded_to_a_kubefan_only_if_the_configuration_says_so() {
+        const GRPC: &str = "https://kubefan:7443";
+        let forwards_to_kubefan = |upstream: Option<&str>, fallback: Option<&str>, context: Option<&str>| {
+            let options = UpstreamOptions {
+                kubeconfig: Some("kubefan.kubeconfig".into()),
+                context: context.map(str::to_owned),
+                upstream: upstream.map(str::to_owned),
+                upstream_fallback_kubeconfig: fallback.map(PathBuf::from),
+                ..UpstreamOptions::default()
+            };
+            options.resolve().unwrap().forwards_to_kubefan()
+        };
+        assert!(!forwards_to_kubefan(None, None, None));
+        assert!(!forwards_to_kubefan(Some(GRPC), None, None), "--kubeconfig may lead to the apiserver");
+        assert!(forwards_to_kubefan(Some(GRPC), Some("apiserver.kubeconfig"), None), "the node form");
+        assert!(forwards_to_kubefan(Some("kubefan.kubeconfig"), None, None));
+        assert!(forwards_to_kubefan(Some("kubefan.kubeconfig"), Some("apiserver.kubeconfig"), None));
+        assert!(!forwards_to_kubefan(Some("other.kubeconfig"), None, None));
+        assert!(!forwards_to_kubefan(Some("kubefan.kubeconfig"), None, Some("apiserver")), "another context");
+        assert!(!forwards_to_kubefan(None, Some("apiserver.kubeconfig"), None), "without a kubefan");
+    }
 }

@@ -26,7 +26,7 @@ use kubefan_upstream::{
     acting_as::ActingAs,
     client::holding,
     identity_headers,
-    passthrough::{Credentials, Forwarded, Passthrough},
+    passthrough::{Credentials, Forwarded, FromFallback, Passthrough},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -70,7 +70,8 @@ pub struct ForwardOptions {
     pub hosts: AllowedHosts,
     /// Maximum requests of one identity that are forwarded at a time; `None` for no limit.
     pub per_identity_max: Option<usize>,
-    /// Whether upstream is another kubefan, which says itself who has made its answers.
+    /// Whether upstream is another kubefan, which says itself who has made its answers. The
+    /// apiserver in its place is none.
     pub is_to_kubefan: bool,
 }
 
@@ -208,7 +209,8 @@ impl Forwarder {
         response.extensions_mut().insert(FromUpstream);
         let switched = hop_by_hop::upgrade(response.headers());
         hop_by_hop::remove(response.headers_mut());
-        passed_on::mark(response.headers_mut(), self.is_to_kubefan);
+        let is_of_kubefan = self.is_to_kubefan && response.extensions().get::<FromFallback>().is_none();
+        passed_on::mark(response.headers_mut(), is_of_kubefan);
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return response.map(|body| Body::new(holding(body, (places, passed_on))));
         }

@@ -17,7 +17,7 @@ use crate::{
     client::{ConnectionLimits, UpstreamBody, UpstreamOptions, Verb},
     error::UpstreamError,
     fallback::{FallbackBudget, FallbackOptions},
-    passthrough::{Credentials, ForwardService, Forwarded, Passthrough, PassthroughOptions},
+    passthrough::{Credentials, ForwardService, Forwarded, FromFallback, Passthrough, PassthroughOptions},
 };
 
 /// A kubefan that refuses connections, and the apiserver of a cluster.
@@ -57,11 +57,15 @@ impl Servers {
     }
 
     async fn create(&self) -> Result<StatusCode, UpstreamError> {
+        self.forward().await.map(|response| response.status())
+    }
+
+    async fn forward(&self) -> Result<Response<UpstreamBody>, UpstreamError> {
         let body = Full::new(Bytes::from("{}")).map_err(|never| match never {}).boxed_unsync();
         let request = Request::builder().method(Method::POST).uri("/api/v1/namespaces/a/pods").body(body);
         let request = request.expect("a request");
         let forwarded = Forwarded { request, acting_as: None, is_upgrade: false, kept_bytes_max: 1 << 10 };
-        self.passthrough.send(forwarded).await.map(|response| response.status())
+        self.passthrough.send(forwarded).await
     }
 }
 
@@ -107,6 +111,17 @@ async fn requests_that_the_kubefan_has_not_read_go_to_the_apiserver() {
     assert_eq!(servers.create().await, Ok(StatusCode::CREATED));
     assert_eq!(servers.forwarded.load(Ordering::Relaxed), 1);
     assert!(servers.upstream.get(Verb::Get, "/version").await.is_ok(), "kubefan's own requests go there, too");
+}
+
+#[tokio::test]
+async fn an_answer_tells_whether_it_has_come_through_the_kubefan() {
+    let servers = Servers::new("a", "a").await;
+    let of_apiserver = servers.forward().await.expect("an answer");
+    assert!(of_apiserver.extensions().get::<FromFallback>().is_some());
+    let kubefan = passthrough("https://kubefan", || Ok(answer(StatusCode::CREATED, "{}".to_owned())));
+    let servers = Servers { passthrough: kubefan, ..servers };
+    let of_kubefan = servers.forward().await.expect("an answer");
+    assert!(of_kubefan.extensions().get::<FromFallback>().is_none());
 }
 
 #[tokio::test]

@@ -86,12 +86,12 @@ impl Verdict {
 
 /// Whether a kubefan has made an answer, or passed it on.
 pub(crate) fn is_through_kubefan(headers: &HeaderMap) -> bool {
-    has_cache_status(headers) || member(headers, "proxy-status").is_some()
+    member(headers, "cache-status").is_some() || member(headers, "proxy-status").is_some()
 }
 
-/// Whether an answer has kubefan's own `Cache-Status`.
-pub(super) fn has_cache_status(headers: &HeaderMap) -> bool {
-    member(headers, "cache-status").is_some()
+/// Whether an answer is of a kubefan's cache, so that no other server has made its headers.
+pub(super) fn is_of_cache(headers: &HeaderMap) -> bool {
+    member(headers, "cache-status").is_some_and(|parameters| !has_parameter(parameters, "fwd"))
 }
 
 fn author(headers: &HeaderMap) -> Author {
@@ -170,6 +170,17 @@ mod tests {
         };
         assert!(through("kubefan; hit") && through("edge; fwd=miss, kubefan;fwd=bypass") && through("kubefan"));
         assert!(!through("edge; hit") && !through("kubefans; hit"));
+    }
+
+    #[test]
+    fn a_budget_counts_only_in_an_answer_of_the_cache() {
+        for (value, expected) in
+            [("kubefan; hit", true), ("kubefan", true), ("kubefan; fwd=bypass", false), ("edge; hit", false)]
+        {
+            let name = HeaderName::from_static("cache-status");
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
+            assert_eq!(is_of_cache(&headers), expected, "{value}");
+        }
     }
 
     #[test]
