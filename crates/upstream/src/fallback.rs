@@ -101,10 +101,10 @@ impl Attempt {
     }
 
     /// Notes the head of an answer. `is_read` if it is of a list or a watch: other requests are
-    /// often passed on, so they say nothing about a kubefan that is busy.
+    /// often passed on, so they do not tell whether the kubefan is busy.
     pub(crate) fn answered(&self, status: StatusCode, headers: &HeaderMap, is_read: bool) {
         match Verdict::of_response(status, headers) {
-            Verdict::Answered if !is_read => {}
+            Verdict::Answered | Verdict::Busy if !is_read => {}
             verdict => self.note(verdict),
         }
         if is_of_cache(headers) {

@@ -200,13 +200,12 @@ impl Passthrough {
             let attempt = apiserver.fallback().attempt();
             let sent = self.send_until_read(&request).await;
             let error = match sent {
-                Ok(response) => {
-                    attempt.answered(response.status(), response.headers(), false);
-                    return Ok(response);
-                }
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            if error.is_away() {
+            // Callers can break off their requests, and provoke answers. So only a connection that
+            // cannot be made counts.
+            if matches!(error, UpstreamError::Unreachable { .. }) {
                 attempt.note(Verdict::Lost);
             }
             let is_unread = matches!(error, UpstreamError::Unreachable { .. } | UpstreamError::Unread { .. });

@@ -24,6 +24,7 @@ use crate::{
 struct Servers {
     /// The client of the kubefan.
     upstream: Upstream,
+    fallback: Fallback,
     passthrough: Passthrough,
     /// The forwarded requests that the apiserver has read.
     forwarded: Arc<AtomicUsize>,
@@ -32,6 +33,11 @@ struct Servers {
 impl Servers {
     /// The kubefan was of the cluster `known`; the apiserver shows `found`.
     async fn new(known: &'static str, found: &'static str) -> Self {
+        Self::with_kubefan(passthrough("https://kubefan", || Err(refused())), known, found).await
+    }
+
+    /// Forwarded requests go to `kubefan` first.
+    async fn with_kubefan(kubefan: Passthrough, known: &'static str, found: &'static str) -> Self {
         let direct = client("https://apiserver", found);
         let metrics = Metrics::new(prometheus::Registry::new()).expect("a new registry");
         let fallback = Fallback::new(FallbackOptions {
@@ -50,10 +56,9 @@ impl Servers {
             count.fetch_add(1, Ordering::Relaxed);
             Ok(answer(StatusCode::CREATED, "{}".to_owned()))
         });
-        let kubefan = passthrough("https://kubefan", || Err(refused()));
-        let passthrough = kubefan.with_fallback(DirectApiserver::new(fallback, direct), apiserver);
+        let passthrough = kubefan.with_fallback(DirectApiserver::new(fallback.clone(), direct), apiserver);
         before.confirm().await.expect("the first cluster");
-        Self { upstream, passthrough, forwarded }
+        Self { upstream, fallback, passthrough, forwarded }
     }
 
     async fn create(&self) -> Result<StatusCode, UpstreamError> {
@@ -119,9 +124,18 @@ async fn an_answer_tells_whether_it_has_come_through_the_kubefan() {
     let of_apiserver = servers.forward().await.expect("an answer");
     assert!(of_apiserver.extensions().get::<FromFallback>().is_some());
     let kubefan = passthrough("https://kubefan", || Ok(answer(StatusCode::CREATED, "{}".to_owned())));
-    let servers = Servers { passthrough: kubefan, ..servers };
+    let servers = Servers::with_kubefan(kubefan, "a", "a").await;
     let of_kubefan = servers.forward().await.expect("an answer");
     assert!(of_kubefan.extensions().get::<FromFallback>().is_none());
+}
+
+/// Such as an upload that its sender resets.
+#[tokio::test]
+async fn a_caller_that_breaks_off_its_request_does_not_move_the_process() {
+    let broken = || Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
+    let servers = Servers::with_kubefan(passthrough("https://kubefan", broken), "a", "a").await;
+    assert!(matches!(servers.create().await, Err(UpstreamError::Reset { .. })));
+    assert!(!servers.fallback.is_away());
 }
 
 #[tokio::test]

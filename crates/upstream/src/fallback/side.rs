@@ -17,6 +17,9 @@ use tokio::time::Instant;
 /// The time for which the kubefan may answer that it cannot serve before it counts as away. A cache
 /// that starts answers so for some seconds.
 const BUSY_MAX: Duration = Duration::from_secs(10);
+/// The longest time between two such answers in a row. HTTP watches that are open answer nothing for
+/// minutes, though the kubefan serves them.
+const BUSY_GAP_MAX: Duration = Duration::from_secs(30);
 /// The time for which the kubefan must be healthy if something was started at the apiserver.
 const HOLD_MIN: Duration = Duration::from_secs(30);
 /// The longest hold of a kubefan that fails soon after each return.
@@ -37,6 +40,8 @@ pub(super) struct SideMachine {
     epoch: u64,
     /// Time of the first answer in a row that it cannot serve.
     busy_since: Option<Instant>,
+    /// Time of the last one.
+    busy_at: Option<Instant>,
     returned_at: Option<Instant>,
     /// The time for which probes must be answered in this outage.
     hold: Duration,
@@ -44,7 +49,14 @@ pub(super) struct SideMachine {
 
 impl Default for SideMachine {
     fn default() -> Self {
-        Self { state: State::Healthy, epoch: 0, busy_since: None, returned_at: None, hold: Duration::ZERO }
+        Self {
+            state: State::Healthy,
+            epoch: 0,
+            busy_since: None,
+            busy_at: None,
+            returned_at: None,
+            hold: Duration::ZERO,
+        }
     }
 }
 
@@ -75,7 +87,10 @@ impl SideMachine {
         if self.is_away() || epoch != self.epoch {
             return;
         }
-        let since = *self.busy_since.get_or_insert(now);
+        let is_in_a_row = self.busy_at.is_some_and(|at| now.saturating_duration_since(at) <= BUSY_GAP_MAX);
+        let since = self.busy_since.filter(|_| is_in_a_row).unwrap_or(now);
+        self.busy_since = Some(since);
+        self.busy_at = Some(now);
         if now.saturating_duration_since(since) >= BUSY_MAX {
             self.failed(epoch, now);
         }
@@ -197,6 +212,15 @@ mod tests {
         case.machine.answered();
         assert!(!busy(&mut case, 11) && !busy(&mut case, 20));
         assert!(busy(&mut case, 21));
+    }
+
+    #[test]
+    fn busy_answers_that_are_far_apart_are_not_in_a_row() {
+        let mut case = Case::new();
+        for seconds in [0, 31, 62, 93] {
+            case.machine.busy(0, case.at(seconds));
+            assert!(!case.machine.is_away());
+        }
     }
 
     #[test]
