@@ -4,11 +4,13 @@
 //! apiserver proxies can send any header. A client that believes its `Cache-Status`, `Proxy-Status`
 //! or `Kubefan-Fallback` might leave kubefan, or all of them might run to the apiserver at once. So
 //! kubefan removes what an upstream says in its name. Another kubefan has done so already, and what
-//! that one says itself stays: whether its cache has answered, or that it refuses the request.
+//! that one says itself stays: whether its cache has answered, or that it refuses the request. Its
+//! budget does not: it counts the kubefans behind it, and not the clients of those.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{answer::CACHE_STATUS, error_type::PROXY_STATUS};
+use crate::fallback_budget::KUBEFAN_FALLBACK;
 
 /// The value of [`CACHE_STATUS`] for an answer that no cache of a kubefan has decided (RFC 9211).
 const PASSED_ON: HeaderValue = HeaderValue::from_static("kubefan; fwd=bypass");
@@ -19,6 +21,7 @@ const OWN_HEADERS: &str = "kubefan-";
 /// Marks an answer as passed on, unless another kubefan has said who made it.
 pub(super) fn mark(headers: &mut HeaderMap, is_of_kubefan: bool) {
     if is_of_kubefan {
+        headers.remove(KUBEFAN_FALLBACK);
         if !is_named(headers, &CACHE_STATUS) && !is_named(headers, &PROXY_STATUS) {
             headers.append(CACHE_STATUS, PASSED_ON);
         }
@@ -97,7 +100,7 @@ mod tests {
             (&[ANY][..], &[ANY, BYPASS][..]),
             (&[ANY, CDN], &[ANY, CDN, BYPASS]),
             (&[BYPASS], &[BYPASS]),
-            (&[HIT, BUDGET], &[HIT, BUDGET]),
+            (&[HIT, BUDGET], &[HIT]),
             (&[ERROR], &[ERROR]),
             (&[GATEWAY], &[BYPASS, GATEWAY]),
         ] {

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 use futures::stream;
 use h2::Reason;
 use http::Uri;
+use http_body_util::Empty;
 use kubefan_testkit::scripted_server::{failure, go_away};
 use kubefan_upstream::{
     client::ConnectionLimits,
@@ -14,6 +15,7 @@ use prometheus::Registry;
 use tower::{BoxError, service_fn};
 
 use super::*;
+use crate::kube::answer::CACHE_STATUS;
 
 /// Returns a passthrough to a server that closes every connection before it has processed a
 /// request, and the number of requests that were sent to it.
@@ -146,4 +148,31 @@ fn a_token_may_be_a_websocket_protocol() {
     assert!(has_token(&headers));
     remove_websocket_token(&mut headers);
     assert_eq!(headers[header::SEC_WEBSOCKET_PROTOCOL], "v5.channel.k8s.io");
+}
+
+/// The kubefan of a node, while that of the cluster is there and while the apiserver takes its
+/// place.
+#[tokio::test]
+async fn only_a_kubefan_tells_who_made_the_answer() {
+    let forwarded = |is_from_fallback: bool| async move {
+        let service = service_fn(move |_| async move {
+            let mut response = Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+            response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static("kubefan; hit"));
+            if is_from_fallback {
+                response.extensions_mut().insert(FromFallback);
+            }
+            Ok(response)
+        });
+        let options = PassthroughOptions {
+            credentials: Credentials::Caller,
+            requests_max: 100,
+            allows_insecure_upstream: false,
+            connection: ConnectionLimits::APISERVER,
+        };
+        let upstream = Passthrough::over(ForwardService::new(service), &Uri::from_static("http://h"), options).unwrap();
+        let forwarder = Forwarder { is_to_kubefan: true, ..forwarder(upstream) };
+        create(&forwarder, Body::empty()).await.headers()[CACHE_STATUS].clone()
+    };
+    assert_eq!(forwarded(false).await, "kubefan; hit");
+    assert_eq!(forwarded(true).await, "kubefan; fwd=bypass");
 }
