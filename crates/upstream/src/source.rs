@@ -149,9 +149,12 @@ impl Source {
                 sleep(fallback.probe_delay(is_first)).await;
                 is_first = false;
                 let probe = self.probe(fallback.target(), others.as_ref());
-                let asked = direct.becomes_usable();
-                let (is_healthy, _) = tokio::join!(timeout(PROBE_TIMEOUT, probe), timeout(PROBE_TIMEOUT, asked));
-                fallback.probed(is_healthy.unwrap_or(false));
+                fallback.probed(timeout(PROBE_TIMEOUT, probe).await.unwrap_or(false));
+                // Requests without a turn, such as reviews, need the apiserver only if they went to
+                // the kubefan, and not if another replica has taken over at once.
+                if others.is_some() && fallback.is_away() {
+                    let _ = timeout(PROBE_TIMEOUT, direct.becomes_usable()).await;
+                }
             }
         }
     }

@@ -40,6 +40,8 @@ struct Behaviour {
     status: StatusCode,
     /// Time and path of each request for pods.
     requests: Vec<(Instant, String)>,
+    /// Number of requests for the uid of the cluster.
+    checks: usize,
     watches: Vec<mpsc::Sender<Chunk>>,
 }
 
@@ -51,6 +53,7 @@ impl Server {
             refuses_connections: false,
             status: StatusCode::OK,
             requests: Vec::new(),
+            checks: 0,
             watches: Vec::new(),
         })))
     }
@@ -109,6 +112,7 @@ impl Server {
                 return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into());
             }
             if path.contains("kube-system") {
+                server.checks += 1;
                 return Ok(whole(StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{}"}}}}"#, server.uid)));
             }
             server.requests.push((Instant::now(), path.clone()));
@@ -265,12 +269,14 @@ async fn a_cache_without_a_state_lists_at_the_apiserver_in_the_first_window() {
 #[tokio::test(start_paused = true)]
 async fn a_kubefan_that_another_replica_replaces_is_not_left() {
     let mut cache = Cache::watching().await;
+    let checks = cache.apiserver.change(|server| server.checks);
     cache.kubefan.vanish().await;
     cache.kubefan.come_back();
     let lost_at = Instant::now();
     cache.until_watching().await;
     assert!(cache.is_at_kubefan() && lost_at.elapsed() < Duration::from_secs(2));
     assert!(cache.apiserver.requests("").is_empty());
+    assert_eq!(cache.apiserver.change(|server| server.checks), checks, "nobody asks the apiserver");
 }
 
 #[tokio::test(start_paused = true)]
