@@ -37,6 +37,9 @@ const BUDGET_HEADER: &str = "kubefan-fallback";
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// The time before the first probe. Another replica often takes over at once.
 const FIRST_PROBE: Duration = Duration::from_millis(250);
+/// The time for which a lower number of clients is not lowered further: a kubefan that has just
+/// started does not know all of them yet, and each cache hears it.
+const LOWERED_FOR: Duration = Duration::from_secs(60);
 /// The time over which the watches of a process return to the kubefan, at random moments.
 const RETURN_SPREAD: Duration = Duration::from_secs(60);
 
@@ -46,7 +49,8 @@ pub struct FallbackOptions {
     pub apiserver: String,
     /// The address of the kubefan, for messages.
     pub kubefan: String,
-    /// The budget until the kubefan tells another one.
+    /// The budget until the kubefan tells another one. Of that, too, the clients are at least these,
+    /// and the rate is at most this.
     pub budget: FallbackBudget,
     /// The metrics.
     pub metrics: FallbackMetrics,
@@ -64,6 +68,9 @@ struct Inner {
     machine: Mutex<SideMachine>,
     /// Whether the kubefan is away, and since when it is or is not.
     away: watch::Sender<Away>,
+    configured: FallbackBudget,
+    /// Time at which the number of clients was lowered last.
+    lowered_at: Mutex<Option<Instant>>,
     pace: Pace,
     obstacles: Mutex<Obstacles>,
     /// The last outage in which the apiserver was found to be that of the kubefan.
@@ -123,6 +130,8 @@ impl Fallback {
             kubefan,
             machine: Mutex::default(),
             away: watch::Sender::new(Away { is_away: false, since: Instant::now() }),
+            configured: budget,
+            lowered_at: Mutex::default(),
             pace,
             obstacles: Mutex::default(),
             confirmed_in: AtomicU64::default(),
@@ -188,8 +197,18 @@ impl Fallback {
 
     /// Takes the budget that a kubefan names.
     pub(crate) fn take_budget_text(&self, text: &str) {
-        let Some(budget) = FallbackBudget::parse(text) else { return };
-        if self.0.pace.budget() != budget {
+        let Some(told) = FallbackBudget::parse(text) else { return };
+        let last = self.0.pace.budget();
+        let mut budget = told.bounded_by(self.0.configured).after(last);
+        if budget.clients < last.clients {
+            let mut lowered_at = locked(&self.0.lowered_at);
+            if lowered_at.is_some_and(|at| at.elapsed() < LOWERED_FOR) {
+                budget.clients = last.clients;
+            } else {
+                *lowered_at = Some(Instant::now());
+            }
+        }
+        if budget != last {
             self.0.pace.set_budget(budget);
         }
     }

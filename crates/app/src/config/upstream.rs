@@ -83,14 +83,15 @@ section! {
     /// caches without a state first. Lower it if a start loads the apiserver, raise it if a start
     /// with many resources takes too long.
     limits.upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
-    /// Programs that share limits.upstreamFallbackRate: the kubefans behind that at --upstream, and
-    /// all other programs that fall back. The kubefan at --upstream may tell another number. Raise
-    /// it to their number before they are many.
-    limits.upstream_fallback_clients("COUNT"): u32 = 100 => fallback_clients: u32, at_least(1);
+    /// Programs that share limits.upstreamFallbackRate, at least: the kubefans behind that at
+    /// --upstream, and all other programs that fall back. The kubefan at --upstream may tell a larger
+    /// number. Raise it to their number before they are more. Lower it if they are few and should
+    /// wait for a shorter time.
+    limits.upstream_fallback_clients("COUNT"): u32 = 500 => fallback_clients: u32, at_least(1);
     /// Lists and watches that all of these programs together start at the apiserver in a second,
-    /// while the kubefan at --upstream is away. It may tell another number. Raise it if the
-    /// apiserver can take more, so that the caches are behind for a shorter time.
-    limits.upstream_fallback_rate("COUNT"): u32 = 10 => fallback_rate: u32, at_least(1);
+    /// at most, while the kubefan at --upstream is away. It may tell a smaller number. Raise it if
+    /// the apiserver can take more, so that the caches are behind for a shorter time.
+    limits.upstream_fallback_rate("COUNT"): u32 = 50 => fallback_rate: u32, at_least(1);
     /// While the kubefan at --upstream is away, list and watch at the apiserver, or never. Choose
     /// never if the apiserver could not carry all caches, or must not be asked from here.
     tuning.upstream_fallback("paced or never"): UpstreamFallback = UpstreamFallback::Paced => fallback: UpstreamFallback, any;

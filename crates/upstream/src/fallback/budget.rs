@@ -22,7 +22,7 @@ pub struct FallbackBudget {
 
 impl Default for FallbackBudget {
     fn default() -> Self {
-        Self { clients: 100, starts_per_second: 10.0 }
+        Self { clients: 500, starts_per_second: 50.0 }
     }
 }
 
@@ -42,6 +42,20 @@ impl FallbackBudget {
         let clients = clients.filter(|clients| *clients > 0)?;
         let starts_per_second = rate.filter(|rate| *rate > 0.0)?;
         Some(Self { clients, starts_per_second })
+    }
+
+    /// Returns a budget of at least as many clients as `configured`, and of at most its rate.
+    pub(super) fn bounded_by(self, configured: Self) -> Self {
+        Self {
+            clients: self.clients.max(configured.clients),
+            starts_per_second: self.starts_per_second.min(configured.starts_per_second),
+        }
+    }
+
+    /// Returns this budget with at least half the clients of the `last` one: a kubefan that has just
+    /// started does not know all of them yet. Too many only make each slower.
+    pub(super) fn after(self, last: Self) -> Self {
+        Self { clients: self.clients.max(last.clients / 2), ..self }
     }
 
     /// The time in which each client may start one request.
@@ -77,6 +91,26 @@ mod tests {
             let found = FallbackBudget::parse(text).map(|budget| (budget.clients, budget.starts_per_second));
             assert_eq!(found, expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_kubefan_can_only_slow_the_configured_pace() {
+        let budget = |clients, starts_per_second| FallbackBudget { clients, starts_per_second };
+        let configured = budget(500, 50.0);
+        assert_eq!(budget(3000, 20.0).bounded_by(configured), budget(3000, 20.0));
+        assert_eq!(budget(1, 1e6).bounded_by(configured), configured);
+    }
+
+    #[test]
+    fn a_kubefan_that_has_just_started_is_not_believed_at_once() {
+        let told = FallbackBudget { clients: 1, starts_per_second: 50.0 };
+        let mut budget = FallbackBudget { clients: 3000, starts_per_second: 50.0 };
+        let mut windows = Vec::new();
+        for _ in 0..4 {
+            budget = told.after(budget);
+            windows.push(budget.window().as_secs());
+        }
+        assert_eq!(windows, [30, 15, 7, 3]);
     }
 
     #[test]
