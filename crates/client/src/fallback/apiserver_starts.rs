@@ -4,7 +4,8 @@
 //! into two. So each program has one start in each window, and the first one at a random moment of
 //! the first window. All programs together then stay within the rate of the budget, without knowing
 //! of each other. A request whose caller has a state waits for one window more, so that those
-//! without a state go first, in the whole fleet and in each program.
+//! without a state go first, in the whole fleet and in each program. One that was overtaken by two
+//! takes turns with them: a request that always fails would hold up all others.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,6 +20,9 @@ use tokio::{
 };
 
 use crate::{budget::FallbackBudget, random::generator};
+
+/// Starts in a row of callers without a state, while one with a state waits.
+const OVERTAKEN_MAX: u32 = 2;
 
 /// Options of [`ApiserverStarts`].
 #[derive(Debug, Clone, Default)]
@@ -54,6 +58,8 @@ struct StartsState {
     /// Requests that wait, of callers without a state and of all.
     waiting_without_state: usize,
     waiting: usize,
+    /// Starts in a row of callers without a state, while one with a state waited.
+    overtaken: u32,
 }
 
 impl ApiserverStarts {
@@ -65,6 +71,7 @@ impl ApiserverStarts {
             with_state_from: None,
             waiting_without_state: 0,
             waiting: 0,
+            overtaken: 0,
         };
         Self(Arc::new(Shared { options, state: Mutex::new(state), changed: Notify::new() }))
     }
@@ -139,11 +146,15 @@ impl WaitingStart {
         if now < due {
             return Some(due);
         }
-        // One without a state goes first. It may belong to a reader that does not poll, so this one
-        // waits for a window and not for ever.
-        if self.has_state && state.waiting_without_state > 0 && now < due + self.window {
+        let goes_first = self.has_state == (state.overtaken >= OVERTAKEN_MAX);
+        let waiting_with_state = state.waiting - state.waiting_without_state;
+        let others = if self.has_state { state.waiting_without_state } else { waiting_with_state };
+        // Another one may belong to a reader that does not poll, so this one waits for a window only.
+        if !goes_first && others > 0 && now < due + self.window {
             return Some(due + self.window);
         }
+        let overtakes = !self.has_state && waiting_with_state > 0;
+        state.overtaken = if overtakes { state.overtaken + 1 } else { 0 };
         // Not from `due`: a start that came late would be followed by the next one at once.
         state.next = Some(now + self.window);
         None
@@ -219,6 +230,23 @@ mod tests {
         let later = admitted(starts.enter(true, None)).await;
         assert!(later - began <= 3 * WINDOW);
         drop(unpolled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_always_fails_does_not_hold_up_those_with_a_state() {
+        let starts = starts(3);
+        let began = Instant::now();
+        let failing = async {
+            loop {
+                admitted(starts.enter(false, None)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let later = tokio::select! {
+            later = admitted(starts.enter(true, None)) => later,
+            () = failing => unreachable!("it never ends"),
+        };
+        assert!(later - began <= 5 * WINDOW);
     }
 
     #[tokio::test(start_paused = true)]

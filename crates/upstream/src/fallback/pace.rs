@@ -5,7 +5,8 @@
 //! kubefan has one start in each window, and its first window begins at a random moment. All of
 //! them together then stay within the rate of the budget, without knowing of each other. A cache
 //! with a state waits for one window more, so that those without one go first, in the whole fleet
-//! and in each process.
+//! and in each process. One that was overtaken by two takes turns with them: a cache whose list
+//! always fails would hold up all others.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,9 @@ use tokio::{
 };
 
 use super::budget::FallbackBudget;
+
+/// Starts in a row of caches without a state, while one with a state waits.
+const OVERTAKEN_MAX: u32 = 2;
 
 /// The starts of one process.
 pub(super) struct Pace {
@@ -35,6 +39,8 @@ struct Turns {
     first: usize,
     /// Caches that wait, with a state.
     later: usize,
+    /// Starts in a row of caches without a state, while one with a state waited.
+    overtaken: u32,
 }
 
 /// The answer to a cache that wants to start.
@@ -42,7 +48,6 @@ struct Turns {
 enum Turn {
     Now,
     At(Instant),
-    AfterOthers,
 }
 
 impl Turns {
@@ -61,15 +66,25 @@ impl Turns {
         if has_state { &mut self.later } else { &mut self.first }
     }
 
+    /// Whether a cache goes before those of the other kind.
+    fn goes_first(&self, has_state: bool) -> bool {
+        has_state == (self.overtaken >= OVERTAKEN_MAX)
+    }
+
     /// Takes a start, if it is due.
     fn take(&mut self, has_state: bool, now: Instant) -> Turn {
-        if has_state && self.first > 0 {
-            return Turn::AfterOthers;
-        }
-        let at = if has_state { self.next.max(self.later_from) } else { self.next };
-        if let Some(at) = at.filter(|at| *at > now) {
+        let at = if has_state { self.next.max(self.later_from) } else { self.next }.unwrap_or(now);
+        if at > now {
             return Turn::At(at);
         }
+        let others = if has_state { self.first } else { self.later };
+        // Another one may be dropped or wait for something else, so this one waits for a window only.
+        let latest = at + self.budget.window();
+        if !self.goes_first(has_state) && others > 0 && now < latest {
+            return Turn::At(latest);
+        }
+        let overtakes = !has_state && self.later > 0;
+        self.overtaken = if overtakes { self.overtaken + 1 } else { 0 };
         // Not from the due time: a start that came late would be followed by the next one at once.
         self.next = Some(now + self.budget.window());
         Turn::Now
@@ -78,7 +93,7 @@ impl Turns {
 
 impl Pace {
     pub(super) fn new(budget: FallbackBudget, random: StdRng) -> Self {
-        let turns = Turns { budget, random, next: None, later_from: None, first: 0, later: 0 };
+        let turns = Turns { budget, random, next: None, later_from: None, first: 0, later: 0, overtaken: 0 };
         Self { turns: Mutex::new(turns), changed: Notify::new() }
     }
 
@@ -104,7 +119,6 @@ impl Pace {
             let turn = self.turns().take(has_state, Instant::now());
             match turn {
                 Turn::Now => return,
-                Turn::AfterOthers => changed.await,
                 Turn::At(at) => tokio::select! {
                     () = sleep_until(at) => {}
                     () = changed => {}
@@ -175,6 +189,36 @@ mod tests {
         for seed in 0..20 {
             let time = times(&pace(100, 10.0, seed), &[true]).await[0];
             assert!((10.0..20.1).contains(&time), "{time}");
+        }
+    }
+
+    /// Its list fails each time, so it waits again soon.
+    #[tokio::test(start_paused = true)]
+    async fn a_cache_that_never_gets_a_state_does_not_hold_up_the_others() {
+        let pace = pace(100, 10.0, 1);
+        let failing = async {
+            loop {
+                pace.start(false).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let times = tokio::select! {
+            times = times(&pace, &[true; 4]) => times,
+            () = failing => unreachable!("it never ends"),
+        };
+        assert!(times.iter().all(|time| *time <= 130.0), "one of three starts is theirs: {times:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cache_that_does_not_look_whether_it_is_its_turn_does_not_hold_up_the_others() {
+        for has_state in [false, true] {
+            let pace = pace(100, 10.0, 1);
+            let mut others: Vec<_> = (0..3).map(|_| Box::pin(pace.start(!has_state))).collect();
+            for other in &mut others {
+                assert!(futures::poll!(other).is_pending());
+            }
+            let times = times(&pace, &[has_state; 4]).await;
+            assert!(times.iter().all(|time| *time <= 90.0), "{times:?}");
         }
     }
 
