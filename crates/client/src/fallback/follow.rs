@@ -171,7 +171,8 @@ impl Follow {
             FallbackEvent::Event(event) => self.on_kubefan_event(event),
             // Its timeout has passed, and the apiserver's watch goes on.
             FallbackEvent::Ended(None) if self.apiserver.is_some() => {
-                self.start_kubefan();
+                let delay = self.backoff.next_delay(Instant::now(), None, &mut self.random);
+                self.kubefan = Watch::Waiting(Instant::now() + delay);
                 Continue(())
             }
             FallbackEvent::Ended(None) => Break(None),

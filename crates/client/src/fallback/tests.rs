@@ -40,6 +40,8 @@ struct Kubefan {
     /// Like GrpcListWatch: the watch reports broken connections, and reconnects.
     reconnects: bool,
     attempts: Arc<AtomicUsize>,
+    /// Whether each watch ends at once, without an error.
+    ends_watches: Arc<AtomicBool>,
     /// Named in each answer.
     budget: Option<FallbackBudget>,
     was_reached: Arc<AtomicBool>,
@@ -52,6 +54,7 @@ impl Kubefan {
             is_there: watch::Sender::new(true),
             reconnects,
             attempts: Arc::default(),
+            ends_watches: Arc::default(),
             budget: None,
             was_reached: Arc::default(),
         }
@@ -103,6 +106,10 @@ impl Kubefan {
                     None => {
                         if state.broken {
                             sleep(Duration::from_secs(20)).await;
+                        }
+                        if state.kubefan.ends_watches.load(Ordering::Relaxed) {
+                            state.kubefan.attempts.fetch_add(1, Ordering::Relaxed);
+                            return None;
                         }
                         match state.kubefan.clone().connect(state.options.clone()).await {
                             Ok(events) => {

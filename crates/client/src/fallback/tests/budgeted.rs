@@ -68,6 +68,21 @@ async fn a_client_without_a_state_reads_it_from_the_apiserver_in_the_first_windo
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_kubefan_that_ends_each_watch_is_asked_again_after_a_delay() {
+    let mut world = budgeted(true);
+    world.put("a/1");
+    world.read_for(MINUTE).await;
+    world.kubefan.set(false);
+    world.read_for(MINUTE).await;
+    world.kubefan.ends_watches.store(true, Ordering::Relaxed);
+    let before = world.kubefan.attempts.load(Ordering::Relaxed);
+    world.put("a/2");
+    assert_eq!(world.read_for(2 * MINUTE).await, ["add a/2@3"], "the apiserver is read meanwhile");
+    let attempts = world.kubefan.attempts.load(Ordering::Relaxed) - before;
+    assert!((3..20).contains(&attempts), "{attempts}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_expired_version_leads_to_a_new_state_within_the_budget() {
     for reconnects in [true, false] {
         let mut world = budgeted(reconnects);
