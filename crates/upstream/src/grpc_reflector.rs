@@ -45,6 +45,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{
     client::{Upstream, Verb},
     error::UpstreamError,
+    fallback::Attempt,
     kubefan_client::{Freshness, KubefanClient},
     reflector::{NextStep, ReflectorError, ReflectorEvent, Target},
 };
@@ -179,6 +180,7 @@ impl GrpcReflector {
             ..WatchOptions::default()
         };
         OpenWatch {
+            attempt: self.kubefan.attempt(),
             stream: self.kubefan.watch(&self.target, options),
             called_at: Instant::now(),
             cluster,
@@ -219,13 +221,13 @@ impl GrpcReflector {
             }
             Err(_) => {
                 self.kubefan.observe(Verb::Watch, false);
-                self.kubefan.note_stall();
+                watch.note_stall();
                 self.state = StreamState::Resume { version };
                 Err(ReflectorError::Watch(stalled()))
             }
             Ok(other) => {
                 self.kubefan.observe(Verb::Watch, false);
-                Err(self.watch_failed(version, other).await)
+                Err(self.watch_failed(version, watch.attempt.as_ref(), other).await)
             }
         }
     }
@@ -240,7 +242,7 @@ impl GrpcReflector {
             Input::Item(item) => item,
             Input::Stalled => {
                 self.kubefan.observe(Verb::List, false);
-                self.kubefan.note_stall();
+                watch.note_stall();
                 return Err(ReflectorError::List(stalled()));
             }
             Input::Nothing | Input::Freshness(_) => return Ok(()),
@@ -270,7 +272,8 @@ impl GrpcReflector {
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
                 self.kubefan.observe(Verb::List, false);
-                return Err(ReflectorError::List(StreamFailure::of(&self.kubefan, item).await.error));
+                let failure = StreamFailure::of(&self.kubefan, watch.attempt.as_ref(), item).await;
+                return Err(ReflectorError::List(failure.error));
             }
             Some(Ok(_)) => return Err(ReflectorError::List(UpstreamError::invalid("a mark inside a snapshot"))),
         };
@@ -421,7 +424,7 @@ impl GrpcReflector {
                 return Err(invalid("the end of a snapshot without its begin"));
             }
             Some(Ok(WatchItem::Disconnected { .. }) | Err(_)) | None => {
-                return Err(self.watch_failed(version, item).await);
+                return Err(self.watch_failed(version, watch.attempt.as_ref(), item).await);
             }
         };
         let at = match &update {
@@ -450,11 +453,12 @@ impl GrpcReflector {
     async fn watch_failed(
         &mut self,
         version: ResourceVersion,
+        attempt: Option<&Attempt>,
         last: Option<Result<WatchItem, ClientError>>,
     ) -> ReflectorError {
         // A step that is dropped from here on has lost nothing.
         self.state = StreamState::Resume { version };
-        let StreamFailure { error, is_rewritten } = StreamFailure::of(&self.kubefan, last).await;
+        let StreamFailure { error, is_rewritten } = StreamFailure::of(&self.kubefan, attempt, last).await;
         self.state = match &error {
             // The snapshot that follows says where the cluster is.
             UpstreamError::Gone { .. } if is_rewritten => StreamState::Empty { reason: RelistReason::Rewritten },

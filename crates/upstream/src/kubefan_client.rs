@@ -26,7 +26,7 @@ use tonic::Code;
 use super::{
     client::{UpstreamObserver, Verb},
     error::{INITIALIZING, UpstreamError, shorten},
-    fallback::{Fallback, Verdict},
+    fallback::{Attempt, Fallback, Verdict},
     reflector::Target,
     transport::{
         connection::ConnectionLimits,
@@ -172,22 +172,15 @@ impl KubefanClient {
     }
 
     pub(super) fn observe(&self, verb: Verb, is_answered: bool) {
-        if is_answered {
-            self.note(Verdict::Answered);
+        if let Some(fallback) = self.fallback.as_ref().filter(|_| is_answered) {
+            fallback.attempt().note(Verdict::Answered);
         }
         (self.observer)(verb, is_answered.then_some(StatusCode::OK));
     }
 
-    /// Notes the conclusion from an answer.
-    fn note(&self, verdict: Verdict) {
-        if let Some(fallback) = &self.fallback {
-            fallback.attempt().note(verdict);
-        }
-    }
-
-    /// Notes that a request had no answer in time.
-    pub(super) fn note_stall(&self) {
-        self.note(Verdict::Lost);
+    /// Begins a request, to note its result.
+    pub(super) fn attempt(&self) -> Option<Attempt> {
+        self.fallback.as_ref().map(Fallback::attempt)
     }
 
     /// Takes the budget of clients that the next kubefan names.
@@ -205,14 +198,15 @@ impl KubefanClient {
     /// As a watch.
     pub async fn freshness(&self, target: &Target, prove: bool) -> Result<Freshness, UpstreamError> {
         let client = self.inner.client.current().await;
+        let attempt = self.attempt();
         let asked_at = Instant::now();
         let answer = timeout(FRESHNESS_TIMEOUT, client.get_freshness(message(target), prove)).await;
         self.observe(Verb::Get, matches!(answer, Ok(Ok(_))));
         let GetFreshnessResponse { resource_version, version_is_complete, age, cluster } = match answer {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(self.failed(&error).await),
+            Ok(Err(error)) => return Err(self.failed(attempt.as_ref(), &error).await),
             Err(_) => {
-                self.note_stall();
+                note(attempt.as_ref(), Verdict::Lost);
                 let message = format!("no answer from {} within {FRESHNESS_TIMEOUT:?}", self.inner.address);
                 return Err(UpstreamError::Timeout { message, retry_after: None });
             }
@@ -225,9 +219,9 @@ impl KubefanClient {
         Ok(Freshness { version, proven_at: age.and_then(|age| asked_at.checked_sub(age)), cluster })
     }
 
-    /// Takes note of a failure, and reads the files again if they may be the reason.
-    pub(super) async fn failed(&self, error: &ClientError) -> UpstreamError {
-        self.note(Verdict::of_client_error(error));
+    /// Takes note of the failure of a request, and reads the files again if they may be the reason.
+    pub(super) async fn failed(&self, attempt: Option<&Attempt>, error: &ClientError) -> UpstreamError {
+        note(attempt, Verdict::of_client_error(error));
         if error.is_unreachable() || error.code() == Code::Unauthenticated {
             self.inner.client.refused(&self.inner.client.last()).await;
         }
@@ -242,6 +236,12 @@ impl KubefanClient {
             Ok(_) => true,
             Err(error) => Verdict::of_client_error(&error) == Verdict::Answered,
         }
+    }
+}
+
+fn note(attempt: Option<&Attempt>, verdict: Verdict) {
+    if let Some(attempt) = attempt {
+        attempt.note(verdict);
     }
 }
 

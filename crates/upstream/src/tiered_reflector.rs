@@ -25,7 +25,7 @@ use rand::{SeedableRng, rngs::StdRng};
 use super::{
     direct_apiserver::DirectApiserver,
     error::UpstreamError,
-    fallback::{Fallback, Verdict},
+    fallback::{Attempt, Fallback, Verdict},
     reflector::{NextStep, ReflectorError, ReflectorEvent, ReflectorOptions, Target},
     source::Source,
     source_reflector::SourceReflector,
@@ -61,6 +61,8 @@ struct Tier {
     /// Whether the cache had its turn, so that it may send requests to the apiserver.
     may_start: bool,
     has_state: bool,
+    /// Begun with the last request to the kubefan. Notes the end of its body.
+    requested: Option<Attempt>,
     /// The outage in which the apiserver has denied the resource.
     denied_in: Option<u64>,
     /// Kept between two steps, so that a step that is dropped keeps its turn.
@@ -128,6 +130,7 @@ impl TieredReflector {
                 is_at_apiserver: false,
                 may_start: false,
                 has_state: false,
+                requested: None,
                 denied_in: None,
                 due: None,
             }
@@ -200,7 +203,11 @@ impl TieredReflector {
         loop {
             let Some(tier) = self.tier.as_mut() else { return self.active.step().await };
             let before = Before { reached: self.active.reached(), relist_reason: self.active.relist_reason() };
-            let is_open = self.active.next_step() == NextStep::ReadWatch && before.reached.is_some();
+            let next_step = self.active.next_step();
+            let is_open = next_step == NextStep::ReadWatch && before.reached.is_some();
+            if !tier.is_at_apiserver && matches!(next_step, NextStep::RequestList | NextStep::OpenWatch) {
+                tier.requested = Some(tier.fallback().attempt());
+            }
             if !is_open || tier.is_denied() {
                 let step = self.active.step().await;
                 return self.noted(before, step);
@@ -230,6 +237,9 @@ impl TieredReflector {
                 return None;
             }
             tier.fallback().started();
+        }
+        if tier.is_at_apiserver {
+            tier.requested = Some(tier.fallback().attempt());
         }
         tier.idle.resume_from(version);
         let error = match tier.idle.step().await {
@@ -287,7 +297,9 @@ impl TieredReflector {
             if is_http
                 && matches!(error.upstream(), Some(UpstreamError::Reset { .. } | UpstreamError::Truncated { .. }))
             {
-                tier.fallback().attempt().note(Verdict::Lost);
+                if let Some(requested) = &tier.requested {
+                    requested.note(Verdict::Lost);
+                }
             }
             return step;
         }

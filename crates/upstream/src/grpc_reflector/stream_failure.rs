@@ -3,7 +3,7 @@
 use kubefan_client::{ClientError, ErrorReason, WatchItem};
 
 use super::stream_state::ANSWER_TIMEOUT;
-use crate::{error::UpstreamError, kubefan_client::KubefanClient};
+use crate::{error::UpstreamError, fallback::Attempt, kubefan_client::KubefanClient};
 
 /// The failure of a stream.
 pub(super) struct StreamFailure {
@@ -14,11 +14,15 @@ pub(super) struct StreamFailure {
 
 impl StreamFailure {
     /// Returns the failure of a stream from its last item.
-    pub(super) async fn of(kubefan: &KubefanClient, last: Option<Result<WatchItem, ClientError>>) -> Self {
+    pub(super) async fn of(
+        kubefan: &KubefanClient,
+        attempt: Option<&Attempt>,
+        last: Option<Result<WatchItem, ClientError>>,
+    ) -> Self {
         let error = match last {
             Some(Err(error) | Ok(WatchItem::Disconnected { error, .. })) => {
                 let is_rewritten = error.reason() == ErrorReason::HistoryRewritten;
-                return Self { error: kubefan.failed(&error).await, is_rewritten };
+                return Self { error: kubefan.failed(attempt, &error).await, is_rewritten };
             }
             Some(Ok(_)) => UpstreamError::invalid("a message before the start of the watch"),
             None => UpstreamError::Reset { message: format!("kubefan at {} ended the stream", kubefan.address()) },

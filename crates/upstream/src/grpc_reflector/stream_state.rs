@@ -9,7 +9,12 @@ use kubefan_telemetry::metrics::UpstreamWatchGuard;
 use tokio::time::{Instant, timeout};
 
 use super::span::Span;
-use crate::{error::UpstreamError, kubefan_client::Freshness, reflector::NextStep};
+use crate::{
+    error::UpstreamError,
+    fallback::{Attempt, Verdict},
+    kubefan_client::Freshness,
+    reflector::NextStep,
+};
 
 /// Time for the other kubefan to open a watch, and between two parts of a snapshot. It waits for
 /// its own first list for some seconds.
@@ -34,6 +39,8 @@ pub(super) type FreshnessAnswer = Pin<Box<dyn Future<Output = Result<Freshness, 
 
 pub(super) struct OpenWatch {
     pub(super) stream: WatchStream,
+    /// Notes the end, if there is a fallback.
+    pub(super) attempt: Option<Attempt>,
     pub(super) called_at: Instant,
     /// The cluster of its state. Empty if it is unknown.
     pub(super) cluster: String,
@@ -46,6 +53,15 @@ pub(super) struct OpenWatch {
     /// A proof that counts once its version is reached, and when it was received.
     pub(super) proof: Option<(Freshness, Instant)>,
     pub(super) _guard: UpstreamWatchGuard,
+}
+
+impl OpenWatch {
+    /// Notes that nothing was received in time.
+    pub(super) fn note_stall(&self) {
+        if let Some(attempt) = &self.attempt {
+            attempt.note(Verdict::Lost);
+        }
+    }
 }
 
 pub(super) enum Input {

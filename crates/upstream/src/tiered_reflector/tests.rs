@@ -64,10 +64,12 @@ impl Server {
 
     /// Breaks all connections, and refuses new ones.
     async fn vanish(&self) {
-        let watches = self.change(|server| {
-            server.refuses_connections = true;
-            std::mem::take(&mut server.watches)
-        });
+        self.change(|server| server.refuses_connections = true);
+        self.break_watches().await;
+    }
+
+    async fn break_watches(&self) {
+        let watches = self.change(|server| std::mem::take(&mut server.watches));
         for watch in watches {
             let _ = watch.send(Err(BoxError::from("connection reset"))).await;
         }
@@ -277,6 +279,22 @@ async fn a_kubefan_that_another_replica_replaces_is_not_left() {
     assert!(cache.is_at_kubefan() && lost_at.elapsed() < Duration::from_secs(2));
     assert!(cache.apiserver.requests("").is_empty());
     assert_eq!(cache.apiserver.change(|server| server.checks), checks, "nobody asks the apiserver");
+}
+
+/// Several connections end with one replica, and each notices that at another time.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_after_its_outage_does_not_begin_the_next() {
+    let mut cache = Cache::watching().await;
+    cache.kubefan.change(|server| server.refuses_connections = true);
+    cache.source.current().confirm().await.expect_err("no connection");
+    assert!(cache.source.is_fallen_back());
+    cache.kubefan.come_back();
+    sleep(Duration::from_secs(2)).await;
+    assert!(!cache.source.is_fallen_back());
+    cache.kubefan.break_watches().await;
+    cache.until_watching().await;
+    assert!(!cache.source.is_fallen_back() && cache.is_at_kubefan());
+    assert_eq!(cache.errors.len(), 1, "{:?}", cache.errors);
 }
 
 #[tokio::test(start_paused = true)]
