@@ -3,7 +3,10 @@
 //! It is read only if it shows the cluster of the kubefan, and is not a kubefan itself. That is
 //! asked anew in each outage, because an address may lead to another cluster by then.
 
-use super::{client::Upstream, fallback::Fallback};
+use super::{
+    client::{Upstream, identity::IdentityError},
+    fallback::{Fallback, Obstacle},
+};
 
 /// The apiserver in place of a kubefan that is away. A clone is cheap.
 #[derive(Clone)]
@@ -26,27 +29,40 @@ impl DirectApiserver {
         &self.upstream
     }
 
+    /// Whether the kubefan is away, and the apiserver was found to be that behind it since.
+    pub(super) fn is_usable(&self) -> bool {
+        self.fallback.is_usable() && !self.upstream.is_doubted()
+    }
+
     /// Whether the kubefan is away, and the apiserver may be read. Asks it if it was not asked yet
     /// in this outage.
     pub(super) async fn becomes_usable(&self) -> bool {
-        self.fallback.is_usable() || self.fallback.is_away() && self.may_be_read().await
+        self.is_usable() || self.fallback.is_away() && self.may_be_read().await
     }
 
     /// Whether the apiserver shows the cluster of the kubefan, and is no kubefan.
     pub(super) async fn may_be_read(&self) -> bool {
-        let server = self.upstream.server();
         let epoch = self.fallback.epoch();
-        let obstacle = match self.upstream.confirm().await {
-            Err(error) => Some(error.to_string()),
-            Ok(()) if self.upstream.is_kubefan() => Some(format!("the server at {server} is a kubefan, too")),
-            Ok(()) if self.upstream.cluster().is_none() => {
-                Some(format!("{server} does not show the uid of the namespace kube-system"))
-            }
-            Ok(()) => None,
-        };
-        let may_be_read = obstacle.is_none();
-        self.fallback.checked(epoch, obstacle);
+        let checked = self.check().await;
+        let may_be_read = checked.is_ok();
+        self.fallback.checked(epoch, checked.err());
         may_be_read
+    }
+
+    async fn check(&self) -> Result<(), Obstacle> {
+        let refused = |message| Obstacle { message, is_of_server: true };
+        self.upstream.confirm().await.map_err(|error| Obstacle {
+            is_of_server: !matches!(error, IdentityError::Unanswered(_)),
+            message: error.to_string(),
+        })?;
+        let server = self.upstream.server();
+        if self.upstream.is_kubefan() {
+            return Err(refused(format!("the server at {server} is a kubefan, too")));
+        }
+        if self.upstream.cluster().is_none() {
+            return Err(refused(format!("{server} does not show the uid of the namespace kube-system")));
+        }
+        Ok(())
     }
 }
 

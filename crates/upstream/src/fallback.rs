@@ -73,12 +73,20 @@ struct Inner {
     lowered_at: Mutex<Option<Instant>>,
     pace: Pace,
     obstacles: Mutex<Obstacles>,
-    /// The last outage in which the apiserver was found to be that of the kubefan.
+    /// The last outage in which the apiserver was found to be that of the kubefan. 0 if none, or if
+    /// it was found to be another one since.
     confirmed_in: AtomicU64,
     /// A target to probe the kubefan with.
     target: Mutex<Option<Target>>,
     metrics: FallbackMetrics,
     random: Mutex<StdRng>,
+}
+
+/// The reason why the apiserver may not be read.
+pub(crate) struct Obstacle {
+    pub(crate) message: String,
+    /// Whether its answer says so. Without an answer, it may still be the right one.
+    pub(crate) is_of_server: bool,
 }
 
 /// The reasons why the apiserver cannot be read instead, in the last outage.
@@ -303,10 +311,14 @@ impl Fallback {
 
     /// Notes whether the apiserver may be read in this outage, which was asked in `epoch`: the
     /// reason if not. Logs each reason once in a row.
-    pub(crate) fn checked(&self, epoch: u64, obstacle: Option<String>) {
-        if obstacle.is_none() {
-            self.0.confirmed_in.store(epoch, Ordering::Release);
+    pub(crate) fn checked(&self, epoch: u64, obstacle: Option<Obstacle>) {
+        match &obstacle {
+            // A check of an earlier outage says nothing about this one.
+            None => drop(self.0.confirmed_in.fetch_max(epoch, Ordering::AcqRel)),
+            Some(Obstacle { is_of_server: true, .. }) => self.0.confirmed_in.store(0, Ordering::Release),
+            Some(_) => {}
         }
+        let obstacle = obstacle.map(|obstacle| obstacle.message);
         let mut obstacles = locked(&self.0.obstacles);
         if obstacles.server == obstacle {
             return;

@@ -196,7 +196,7 @@ impl Passthrough {
         asked: &Uri,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let Some((apiserver, direct)) = &self.fallback else { return self.send_until_read(&request).await };
-        if !apiserver.fallback().is_usable() {
+        if !apiserver.is_usable() {
             let attempt = apiserver.fallback().attempt();
             let sent = self.send_until_read(&request).await;
             let error = match sent {

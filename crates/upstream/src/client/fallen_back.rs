@@ -39,7 +39,7 @@ impl Upstream {
     /// Returns the client that requests go to now.
     pub(super) fn in_use(&self) -> &Self {
         match &self.tier {
-            Some(Tier { fallback, direct: Some(direct) }) if fallback.is_usable() => direct,
+            Some(Tier { fallback, direct: Some(direct) }) if fallback.is_usable() && !direct.is_doubted() => direct,
             _ => self,
         }
     }

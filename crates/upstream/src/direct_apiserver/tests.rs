@@ -1,7 +1,7 @@
 //! Requests that go through a kubefan that is away.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     client::{ConnectionLimits, UpstreamBody, UpstreamOptions, Verb},
     error::UpstreamError,
-    fallback::{FallbackBudget, FallbackOptions},
+    fallback::{FallbackBudget, FallbackOptions, Verdict},
     passthrough::{Credentials, ForwardService, Forwarded, FromFallback, Passthrough, PassthroughOptions},
 };
 
@@ -24,7 +24,9 @@ use crate::{
 struct Servers {
     /// The client of the kubefan.
     upstream: Upstream,
-    fallback: Fallback,
+    direct: DirectApiserver,
+    /// The cluster that the apiserver shows.
+    found: Arc<Mutex<&'static str>>,
     passthrough: Passthrough,
     /// The forwarded requests that the apiserver has read.
     forwarded: Arc<AtomicUsize>,
@@ -38,7 +40,8 @@ impl Servers {
 
     /// Forwarded requests go to `kubefan` first.
     async fn with_kubefan(kubefan: Passthrough, known: &'static str, found: &'static str) -> Self {
-        let direct = client("https://apiserver", found);
+        let found = Arc::new(Mutex::new(found));
+        let direct = client("https://apiserver", found.clone());
         let metrics = Metrics::new(prometheus::Registry::new()).expect("a new registry");
         let fallback = Fallback::new(FallbackOptions {
             apiserver: direct.server().to_owned(),
@@ -47,7 +50,7 @@ impl Servers {
             metrics: metrics.fallback().clone(),
             random: StdRng::seed_from_u64(1),
         });
-        let before = client("https://kubefan", known);
+        let before = client("https://kubefan", Arc::new(Mutex::new(known)));
         let direct = direct.of_cluster_of(&before);
         let upstream = refusing().of_cluster_of(&before).falling_back(&fallback, direct.clone());
         let forwarded = Arc::new(AtomicUsize::new(0));
@@ -56,9 +59,10 @@ impl Servers {
             count.fetch_add(1, Ordering::Relaxed);
             Ok(answer(StatusCode::CREATED, "{}".to_owned()))
         });
-        let passthrough = kubefan.with_fallback(DirectApiserver::new(fallback.clone(), direct), apiserver);
+        let direct = DirectApiserver::new(fallback, direct);
+        let passthrough = kubefan.with_fallback(direct.clone(), apiserver);
         before.confirm().await.expect("the first cluster");
-        Self { upstream, fallback, passthrough, forwarded }
+        Self { upstream, direct, found, passthrough, forwarded }
     }
 
     async fn create(&self) -> Result<StatusCode, UpstreamError> {
@@ -83,9 +87,11 @@ fn answer(status: StatusCode, body: String) -> Response<UpstreamBody> {
     Response::builder().status(status).body(body).expect("a response")
 }
 
-fn client(address: &'static str, uid: &'static str) -> Upstream {
-    let service = service_fn(move |_: Request<Bytes>| async move {
-        Ok::<_, BoxError>(answer(StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#)))
+fn client(address: &'static str, uid: Arc<Mutex<&'static str>>) -> Upstream {
+    let service = service_fn(move |_: Request<Bytes>| {
+        let uid = *uid.lock().unwrap();
+        let body = format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#);
+        std::future::ready(Ok::<_, BoxError>(answer(StatusCode::OK, body)))
     });
     let service = BoxCloneSyncService::new(service);
     Upstream::from_service(service, &Uri::from_static(address), UpstreamOptions::default())
@@ -135,7 +141,7 @@ async fn a_caller_that_breaks_off_its_request_does_not_move_the_process() {
     let broken = || Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
     let servers = Servers::with_kubefan(passthrough("https://kubefan", broken), "a", "a").await;
     assert!(matches!(servers.create().await, Err(UpstreamError::Reset { .. })));
-    assert!(!servers.fallback.is_away());
+    assert!(!servers.direct.fallback().is_away());
 }
 
 #[tokio::test]
@@ -145,4 +151,32 @@ async fn nothing_is_sent_to_the_apiserver_of_another_cluster() {
     assert_eq!(servers.forwarded.load(Ordering::Relaxed), 0);
     let own = servers.upstream.get(Verb::Get, "/version").await;
     assert!(matches!(own, Err(UpstreamError::Unreachable { .. })), "{own:?}");
+}
+
+/// Such as after a change of its name in DNS.
+#[tokio::test]
+async fn an_apiserver_that_leads_to_another_cluster_later_in_an_outage_is_left() {
+    let servers = Servers::new("a", "a").await;
+    assert_eq!(servers.create().await, Ok(StatusCode::CREATED));
+    *servers.found.lock().unwrap() = "b";
+    assert!(!servers.direct.may_be_read().await, "as each cache asks before it starts there");
+    assert!(matches!(servers.create().await, Err(UpstreamError::Unreachable { .. })));
+    assert!(servers.upstream.get(Verb::Get, "/version").await.is_err());
+    assert_eq!(servers.forwarded.load(Ordering::Relaxed), 1);
+    *servers.found.lock().unwrap() = "a";
+    assert!(servers.direct.may_be_read().await);
+    assert_eq!(servers.create().await, Ok(StatusCode::CREATED));
+}
+
+#[tokio::test]
+async fn a_check_of_an_earlier_outage_does_not_confirm_this_one() {
+    let servers = Servers::new("a", "a").await;
+    servers.create().await.expect("a fallback");
+    let fallback = servers.direct.fallback();
+    fallback.checked(0, None);
+    assert!(servers.direct.is_usable(), "nor does it take back what is known");
+    fallback.probed(true);
+    fallback.attempt().note(Verdict::Lost);
+    fallback.checked(1, None);
+    assert!(fallback.is_away() && !servers.direct.is_usable());
 }
