@@ -311,7 +311,8 @@ impl Prover {
         let position = self.served.hub.position().filter(|position| position.epoch == epoch);
         let CachePosition { version, store, .. } = position.ok_or_else(listed_again)?;
         let start = version.read_from();
-        let mut watch = self.context.reflector_for(&self.served, WatchPurpose::Probe).for_backfill(start, false);
+        let watch = self.context.reflector_for(&source, &self.served, WatchPurpose::Probe);
+        let mut watch = watch.for_backfill(start, false);
         let mut from = version;
         let no_bookmark = || format!("upstream sent no bookmark up to version {asked}");
         let mut opened: Option<Instant> = None;

@@ -83,13 +83,13 @@ impl CacheContext {
         TieredReflector::new(&self.source, self.target(served), parser, self.reflector, open_watch, self.generator())
     }
 
-    /// Returns a reflector for a short read of what a cache has, at one server. Metrics count its
-    /// watches by `purpose`.
-    pub(super) fn reflector_for(&self, served: &Served, purpose: WatchPurpose) -> SourceReflector {
+    /// Returns a reflector for a short read of what a cache has, at the one server that the caller
+    /// also confirms. Metrics count its watches by `purpose`.
+    pub(super) fn reflector_for(&self, source: &Source, served: &Served, purpose: WatchPurpose) -> SourceReflector {
         let hub = served.hub.clone();
         let parser = served.parser.clone();
         let open_watch = Arc::new(move || hub.metrics().upstream_watch(purpose));
-        self.source.current().reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
+        source.reflector(self.target(served), parser, self.reflector, open_watch, self.generator())
     }
 
     /// Like [`target`](Self::target), for lists of metadata only.

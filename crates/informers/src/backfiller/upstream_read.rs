@@ -14,7 +14,7 @@ use kubefan_model::{
 };
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
-    UpstreamError,
+    Source, UpstreamError,
     identity::IdentityError,
     reflector::{ReflectorError, ReflectorEvent},
 };
@@ -72,19 +72,20 @@ impl UpstreamRead<'_> {
         let source = self.context.source.current();
         let unconfirmed = |error: IdentityError| Refusal::Unavailable(error.to_string());
         source.confirm_if_doubted().await.map_err(unconfirmed)?;
-        let backfill = self.read(range).await?;
+        let backfill = self.read(&source, range).await?;
         source.confirm().await.map_err(unconfirmed)?;
         Ok(backfill)
     }
 
-    async fn read(&self, ReadRange { from, to, with_state }: ReadRange) -> Result<Backfill, ReadError> {
+    async fn read(&self, source: &Source, range: ReadRange) -> Result<Backfill, ReadError> {
+        let ReadRange { from, to, with_state } = range;
         let Served { gvr, hub, .. } = self.served;
         let CachePosition { epoch, store, .. } = hub.position().ok_or_else(|| unsynced(self.served))?;
         let mut permit = None;
         if with_state {
             permit = Some(self.context.lists.acquire(ListPriority::Backfill).await);
         }
-        let reflector = self.context.reflector_for(self.served, WatchPurpose::Backfill);
+        let reflector = self.context.reflector_for(source, self.served, WatchPurpose::Backfill);
         // Upstream sends whole versions. Events up to `from` are read only for the state.
         let start = from.read_from();
         let mut reflector = reflector.for_backfill(start, with_state);
