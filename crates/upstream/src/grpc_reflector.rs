@@ -91,9 +91,7 @@ impl GrpcReflector {
     ) -> Self {
         let state = StreamState::Empty { reason: RelistReason::Initial };
         let ready = VecDeque::new();
-        let floor = None;
-        let is_backfill = false;
-        Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor, is_backfill }
+        Self { kubefan, target, parser, open_watch, random, state, ready, apiserver, floor: None, is_backfill: false }
     }
 
     /// As [`Reflector::for_backfill`](super::Reflector::for_backfill). With `with_state` the first
@@ -108,6 +106,12 @@ impl GrpcReflector {
     pub fn relist(&mut self, reason: RelistReason) {
         self.ready.clear();
         self.state = StreamState::Empty { reason };
+    }
+
+    /// As [`Self::relist`], for a state that is not older than `floor`.
+    pub(super) fn relist_above(&mut self, reason: RelistReason, floor: Option<ResourceVersion>) {
+        self.floor = self.floor.max(floor);
+        self.relist(reason);
     }
 
     /// Discards everything read after `version`. The next step continues from there.

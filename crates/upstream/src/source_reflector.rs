@@ -76,6 +76,15 @@ impl SourceReflector {
         matches!(self, Self::Http(reflector) if reflector.is_within_list())
     }
 
+    /// Discards the known state. The next step lists, for `reason`. Over gRPC the state must not be
+    /// below `floor`, unless the cluster itself went back. A list over HTTP is a consistent read.
+    pub(super) fn relist_above(&mut self, reason: RelistReason, floor: Option<ResourceVersion>) {
+        match self {
+            Self::Http(reflector) => reflector.relist(reason),
+            Self::Grpc(reflector) => reflector.relist_above(reason, floor),
+        }
+    }
+
     /// See [`Reflector::reached`].
     pub(super) fn reached(&self) -> Option<ResourceVersion> {
         each!(self, reflector => reflector.reached())

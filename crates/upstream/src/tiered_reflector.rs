@@ -61,6 +61,8 @@ struct Tier {
     /// Whether the cache had its turn, so that it may send requests to the apiserver.
     may_start: bool,
     has_state: bool,
+    /// The newest version that the cache had. A list of the kubefan may be older.
+    newest: Option<ResourceVersion>,
     /// Begun with the last request to the kubefan. Notes the end of its body.
     requested: Option<Attempt>,
     /// The outage in which the apiserver has denied the resource.
@@ -130,6 +132,7 @@ impl TieredReflector {
                 is_at_apiserver: false,
                 may_start: false,
                 has_state: false,
+                newest: None,
                 requested: None,
                 denied_in: None,
                 due: None,
@@ -267,7 +270,7 @@ impl TieredReflector {
         let Some(tier) = &mut self.tier else { return };
         match self.active.reached() {
             Some(version) => tier.idle.resume_from(version),
-            None => tier.idle.relist(self.active.relist_reason()),
+            None => tier.idle.relist_above(self.active.relist_reason(), tier.newest),
         }
         self.swap();
     }
@@ -291,6 +294,7 @@ impl TieredReflector {
         step: Result<ReflectorEvent, ReflectorError>,
     ) -> Result<ReflectorEvent, ReflectorError> {
         let (Some(tier), Err(error)) = (&mut self.tier, &step) else { return step };
+        tier.newest = tier.newest.max(before.reached);
         if !tier.is_at_apiserver {
             // The clients note requests, but over HTTP not the end of a body.
             let is_http = !self.source.is_grpc();
@@ -322,6 +326,9 @@ impl TieredReflector {
 
     /// See [`SourceReflector::relist`].
     pub fn relist(&mut self, reason: RelistReason) {
+        if let Some(tier) = &mut self.tier {
+            tier.newest = tier.newest.max(self.active.reached());
+        }
         self.active.relist(reason);
     }
 

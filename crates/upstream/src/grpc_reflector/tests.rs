@@ -220,6 +220,17 @@ async fn a_snapshot_from_before_is_taken_only_if_the_cluster_went_back() {
     }
 }
 
+/// The cache has read the apiserver meanwhile.
+#[tokio::test]
+async fn a_snapshot_from_before_what_was_read_elsewhere_is_not_taken() {
+    let (_server, mut reflector) = reflector(vec![snapshot(), snapshot()]);
+    let floor = |version| ResourceVersion::new(version);
+    reflector.relist_above(RelistReason::Expired, floor(11));
+    assert_eq!(steps(&mut reflector, 1).await, ["version_too_large"]);
+    reflector.relist_above(RelistReason::Expired, floor(10));
+    assert_eq!(steps(&mut reflector, 1).await, ["version_too_large"], "the newest one counts");
+}
+
 #[tokio::test]
 async fn a_resume_without_a_snapshot_names_the_cluster_too() {
     let (server, mut reflector) = reflector(vec![vec![]]);
