@@ -13,7 +13,7 @@
 //!
 //! A watch moves only when the other server has opened one: until then, and if it refuses, the old
 //! one is read. If the apiserver denies the resource to kubefan, the cache stays at the kubefan for
-//! the rest of the outage, as it would without a fallback.
+//! some minutes, as it would without a fallback.
 
 use std::{future::Future, mem, pin::Pin, sync::Arc, time::Duration};
 
@@ -21,6 +21,7 @@ use kubefan_cache::{RelistReason, warnings::Warnings};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
 use kubefan_telemetry::metrics::UpstreamWatchGuard;
 use rand::{SeedableRng, rngs::StdRng};
+use tokio::time::{Instant, timeout};
 
 use super::{
     direct_apiserver::DirectApiserver,
@@ -34,6 +35,12 @@ use super::{
 /// The time before the next attempt, after the kubefan did not take over a watch.
 const RETURN_RETRY: Duration = Duration::from_secs(30);
 
+/// The longest time for which an open watch is not read because the other server is asked.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for which a denial counts: an apiserver that has just started denies everything until
+/// its authorizer has loaded its rules.
+const DENIED_FOR: Duration = Duration::from_secs(5 * 60);
+
 /// A list and watch of one target.
 pub struct TieredReflector {
     active: SourceReflector,
@@ -46,6 +53,13 @@ pub struct TieredReflector {
 struct Before {
     reached: Option<ResourceVersion>,
     relist_reason: RelistReason,
+}
+
+/// The apiserver does not let kubefan read a resource.
+struct Denial {
+    /// The outage in which it was found.
+    epoch: u64,
+    at: Instant,
 }
 
 /// Waits for the moment of a move.
@@ -65,8 +79,8 @@ struct Tier {
     newest: Option<ResourceVersion>,
     /// Begun with the last request to the kubefan. Notes the end of its body.
     requested: Option<Attempt>,
-    /// The outage in which the apiserver has denied the resource.
-    denied_in: Option<u64>,
+    /// The last denial of the resource by the apiserver.
+    denied: Option<Denial>,
     /// Kept between two steps, so that a step that is dropped keeps its turn.
     due: Option<Due>,
 }
@@ -81,9 +95,10 @@ impl Tier {
         self.fallback().is_away() != self.is_at_apiserver && !self.is_denied()
     }
 
-    /// Whether the apiserver has denied the resource in this outage.
+    /// Whether the apiserver has denied the resource in this outage, not long ago.
     fn is_denied(&self) -> bool {
-        self.denied_in == Some(self.fallback().epoch())
+        let denied = self.denied.as_ref();
+        denied.is_some_and(|denied| denied.at.elapsed() < DENIED_FOR && denied.epoch == self.fallback().epoch())
     }
 
     /// Returns the wait for the moment at which an open watch moves.
@@ -134,7 +149,7 @@ impl TieredReflector {
                 has_state: false,
                 newest: None,
                 requested: None,
-                denied_in: None,
+                denied: None,
                 due: None,
             }
         });
@@ -220,8 +235,10 @@ impl TieredReflector {
                 step = self.active.step() => return self.noted(before, step),
                 () = tier.due() => tier.due = None,
             }
-            if let Some(event) = self.try_to_move().await {
-                return Ok(event);
+            match timeout(MOVE_TIMEOUT, self.try_to_move()).await {
+                Ok(Some(event)) => return Ok(event),
+                Ok(None) => {}
+                Err(_) => self.give_up_move(),
             }
         }
     }
@@ -256,13 +273,20 @@ impl TieredReflector {
             Err(error) => Some(error),
         };
         tracing::debug!(?error, to = tier.idle_source.name(), "a watch could not move");
+        if let Some(error) = error.filter(is_denial).filter(|_| !tier.is_at_apiserver) {
+            tier.deny(&error);
+        }
+        self.give_up_move();
+        None
+    }
+
+    /// Leaves the watch where it is, until the next attempt.
+    fn give_up_move(&mut self) {
+        let Some(tier) = &mut self.tier else { return };
         tier.idle.relist(RelistReason::Initial);
         if tier.is_at_apiserver {
             tier.due = Some(returns(tier.fallback(), RETURN_RETRY));
-        } else if let Some(error) = error.filter(is_denial) {
-            tier.deny(&error);
         }
-        None
     }
 
     /// Continues at the other server from where this one has come.
@@ -359,9 +383,9 @@ impl TieredReflector {
 }
 
 impl Tier {
-    /// Leaves the cache at the kubefan for the rest of the outage.
+    /// Leaves the cache at the kubefan for [`DENIED_FOR`], or until the next outage.
     fn deny(&mut self, error: &ReflectorError) {
-        self.denied_in = Some(self.fallback().epoch());
+        self.denied = Some(Denial { epoch: self.fallback().epoch(), at: Instant::now() });
         self.due = None;
         self.fallback().denied(error.to_string());
     }

@@ -12,10 +12,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan_cache::Update;
 use kubefan_model::{GroupVersionResource, Scope, fields::FieldTable};
 use kubefan_telemetry::metrics::{Metrics, WatchPurpose};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep},
-};
+use tokio::{sync::mpsc, time::sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 
@@ -36,6 +33,8 @@ struct Behaviour {
     /// The version of the cluster.
     version: Arc<AtomicU64>,
     refuses_connections: bool,
+    /// Whether requests for pods have no answer.
+    is_stuck: bool,
     /// The answer to requests for pods, if not 200.
     status: StatusCode,
     /// Time and path of each request for pods.
@@ -51,6 +50,7 @@ impl Server {
             uid,
             version: version.clone(),
             refuses_connections: false,
+            is_stuck: false,
             status: StatusCode::OK,
             requests: Vec::new(),
             checks: 0,
@@ -101,7 +101,8 @@ impl Server {
         let server = self.clone();
         let service = service_fn(move |request: Request<Bytes>| {
             let answer = server.answer(&request);
-            async move { answer }
+            let is_stuck = server.change(|server| server.is_stuck) && request.uri().path().ends_with("/pods");
+            async move { if is_stuck { std::future::pending().await } else { answer } }
         });
         let base: Uri = format!("https://{name}").parse().expect("an address");
         Upstream::from_service(BoxCloneSyncService::new(service), &base, UpstreamOptions::default())
@@ -309,6 +310,41 @@ async fn an_open_watch_is_read_until_the_apiserver_has_one() {
     cache.until_watching().await;
     assert!(!cache.is_at_kubefan() && cache.errors.is_empty());
     assert!(cache.apiserver.requests("watch=1")[0].contains("resourceVersion=8&"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_apiserver_that_does_not_answer_delays_no_event_of_an_open_watch() {
+    let mut cache = Cache::watching().await;
+    cache.apiserver.change(|server| server.is_stuck = true);
+    cache.kubefan.change(|server| server.refuses_connections = true);
+    cache.source.current().confirm().await.expect_err("no connection");
+    let kubefan = cache.kubefan.clone();
+    let apiserver = cache.apiserver.clone();
+    let sent = tokio::spawn(async move {
+        // In the middle of an attempt to move.
+        while apiserver.requests("watch=1").is_empty() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        kubefan.bookmark(8).await;
+        Instant::now()
+    });
+    assert_eq!(cache.until_bookmark().await, 8);
+    let late = sent.await.expect("a bookmark").elapsed();
+    assert!(late <= MOVE_TIMEOUT, "{late:?}");
+    cache.apiserver.change(|server| server.is_stuck = false);
+    cache.until_watching().await;
+    assert!(!cache.is_at_kubefan() && cache.errors.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_of_an_apiserver_that_has_just_started_does_not_count_for_long() {
+    let mut cache = Cache::watching().await;
+    cache.apiserver.change(|server| server.status = StatusCode::FORBIDDEN);
+    cache.kubefan.vanish().await;
+    assert!(tokio::time::timeout(DENIED_FOR / 2, cache.step()).await.is_err(), "no event");
+    cache.apiserver.change(|server| server.status = StatusCode::OK);
+    assert!(tokio::time::timeout(DENIED_FOR, cache.until_watching()).await.is_ok());
+    assert!(!cache.is_at_kubefan());
 }
 
 #[tokio::test(start_paused = true)]
