@@ -193,7 +193,7 @@ impl Prover {
 
     /// Returns the time limit of one proof.
     fn proof_timeout(&self) -> Duration {
-        if self.context.source.current().is_grpc() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
+        if self.context.source.is_grpc_now() { PROOF_TIMEOUT_BEHIND } else { PROOF_TIMEOUT }
     }
 
     /// Returns the maximum wait of a reader for its proof, including the proof under way.
@@ -255,6 +255,10 @@ impl Prover {
         let Some(CachePosition { epoch, version: from, .. }) = hub.position().filter(|_| synced) else {
             return Err(failed("the cache has no watch at the moment".to_owned()));
         };
+        if self.context.source.is_fallen_back() && !hub.status().message.is_empty() {
+            // It would cost the apiserver a list per proof, and the cache could not follow.
+            return Err(failed("the cache waits for its turn at the apiserver".to_owned()));
+        }
         let asked_at = Instant::now();
         let asked = self.context.cluster_version(&self.context.target(&self.served)).await;
         match &asked {
@@ -280,7 +284,7 @@ impl Prover {
                 "the cache is at version {}, and the cluster at {asked}",
                 self.reached(epoch)?.whole()
             )));
-        } else if self.context.source.current().is_grpc() {
+        } else if self.context.source.is_grpc_now() {
             // The other kubefan has the version already, and sends a bookmark within a second.
             let _ = hub.reached(asked, self.proof_timeout()).await;
             Proof::CaughtUp

@@ -204,6 +204,10 @@ impl KubefanClient {
         self.observe(Verb::Get, matches!(answer, Ok(Ok(_))));
         let GetFreshnessResponse { resource_version, version_is_complete, age, cluster } = match answer {
             Ok(Ok(answer)) => answer,
+            // A proof fails if the apiserver is in trouble. The kubefan has answered.
+            Ok(Err(error)) if prove && Verdict::of_client_error(&error) == Verdict::Busy => {
+                return Err(upstream_error(&error));
+            }
             Ok(Err(error)) => return Err(self.failed(attempt.as_ref(), &error).await),
             Err(_) => {
                 note(attempt.as_ref(), Verdict::Lost);

@@ -204,6 +204,11 @@ impl Source {
         matches!(self.server, Server::Grpc(_))
     }
 
+    /// As [`Self::is_grpc`], for the server of the moment.
+    pub fn is_grpc_now(&self) -> bool {
+        self.is_grpc() && !self.is_fallen_back()
+    }
+
     /// The interval of schema checks, if it is `configured` for the apiserver.
     pub fn schema_check_interval(&self, configured: Duration) -> Duration {
         if self.is_grpc() { configured * SCHEMA_CHECKS_FEWER } else { configured }

@@ -154,11 +154,13 @@ async fn nothing_is_sent_to_the_apiserver_of_another_cluster() {
 }
 
 /// Such as after a change of its name in DNS.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_apiserver_that_leads_to_another_cluster_later_in_an_outage_is_left() {
     let servers = Servers::new("a", "a").await;
     assert_eq!(servers.create().await, Ok(StatusCode::CREATED));
     *servers.found.lock().unwrap() = "b";
+    assert!(servers.direct.may_be_read().await, "it was asked just now");
+    tokio::time::advance(CONFIRMED_FOR).await;
     assert!(!servers.direct.may_be_read().await, "as each cache asks before it starts there");
     assert!(matches!(servers.create().await, Err(UpstreamError::Unreachable { .. })));
     assert!(servers.upstream.get(Verb::Get, "/version").await.is_err());

@@ -15,8 +15,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The time for which the kubefan may answer that it cannot serve before it counts as away. A cache
-/// that starts answers so for some seconds.
-const BUSY_MAX: Duration = Duration::from_secs(10);
+/// that starts answers so for some seconds. Longer than the interval at which a quiet cache asks
+/// for the freshness over gRPC, which is an answer.
+const BUSY_MAX: Duration = Duration::from_secs(30);
 /// The longest time between two such answers in a row. HTTP watches that are open answer nothing for
 /// minutes, though the kubefan serves them.
 const BUSY_GAP_MAX: Duration = Duration::from_secs(30);
@@ -202,16 +203,16 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_kubefan_is_left_after_ten_seconds_without_another_answer() {
+    fn a_busy_kubefan_is_left_after_half_a_minute_without_another_answer() {
         let mut case = Case::new();
         let busy = |case: &mut Case, seconds| {
             case.machine.busy(0, case.at(seconds));
             case.machine.is_away()
         };
-        assert!(!busy(&mut case, 0) && !busy(&mut case, 9));
+        assert!(!busy(&mut case, 0) && !busy(&mut case, 29));
         case.machine.answered();
-        assert!(!busy(&mut case, 11) && !busy(&mut case, 20));
-        assert!(busy(&mut case, 21));
+        assert!(!busy(&mut case, 31) && !busy(&mut case, 60));
+        assert!(busy(&mut case, 61));
     }
 
     #[test]
