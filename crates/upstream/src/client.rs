@@ -120,7 +120,7 @@ struct Inner {
     server: String,
     options: UpstreamOptions,
     availability: Availability,
-    /// Whether the last answer has come through a kubefan.
+    /// Whether the answer to the last check of the cluster has come through a kubefan.
     is_kubefan: AtomicBool,
     /// The last warnings on requests for single documents. They concern kubefan itself, not a
     /// resource.
@@ -373,8 +373,10 @@ impl Upstream {
         request: http::Request<Bytes>,
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
         let attempt = self.attempt();
+        // Not of other requests: an aggregated API may itself be served by a kubefan.
+        let is_check = verb == Verb::Get && request.uri().path().ends_with(identity_check::KUBE_SYSTEM);
         let exchanged = self.exchange(verb, request).await;
-        if let Ok(response) = &exchanged {
+        if let (Ok(response), true) = (&exchanged, is_check) {
             self.inner.is_kubefan.store(is_through_kubefan(response.headers()), Ordering::Relaxed);
         }
         if let Some(attempt) = attempt {

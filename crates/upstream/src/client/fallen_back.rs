@@ -9,7 +9,7 @@ use http::{Response, Version, header};
 use super::{BodyStream, ERROR_BODY_BYTES_MAX, Tier, Upstream, UpstreamBody, Verb};
 use crate::{
     error::UpstreamError,
-    fallback::{Attempt, Fallback, Verdict},
+    fallback::{Attempt, Fallback, Verdict, is_through_kubefan},
 };
 
 /// The path of gRPC's health service, which kubefan serves on its data port without credentials.
@@ -51,7 +51,7 @@ impl Upstream {
 
     /// Whether the kubefan serves, by gRPC's health service, which costs it no review and no
     /// request to the apiserver. A server in front of it that speaks only HTTP/1.1 cannot pass the
-    /// question on: there, any answer but a 5xx is enough.
+    /// question on: there, any answer of a kubefan but a 5xx is enough.
     pub(crate) async fn serves(&self) -> bool {
         let request = http::Request::post(format!("{}{HEALTH_PATH}", self.inner.base))
             .header(header::CONTENT_TYPE, "application/grpc")
@@ -61,14 +61,14 @@ impl Upstream {
         let Ok(request) = request else { return false };
         let Ok(response) = self.exchange(Verb::Get, request).await else { return false };
         if response.version() < Version::HTTP_2 {
-            return !response.status().is_server_error();
+            return !response.status().is_server_error() && is_through_kubefan(response.headers());
         }
         let (parts, body) = response.into_parts();
         let Ok(body) = BodyStream::new(&parts.headers, body, &self.inner.server) else { return false };
         self.read(body, ERROR_BODY_BYTES_MAX).await.is_ok_and(|body| body == HEALTH_SERVING)
     }
 
-    /// Whether the last answer has come through a kubefan.
+    /// Whether the answer to the last check of the cluster has come through a kubefan.
     pub(crate) fn is_kubefan(&self) -> bool {
         self.inner.is_kubefan.load(Ordering::Relaxed)
     }

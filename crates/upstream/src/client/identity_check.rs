@@ -22,7 +22,7 @@ use crate::{
 /// just started answers 403 until its authorizer has loaded its rules.
 pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
-const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
+pub(super) const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
 
 #[derive(Deserialize)]
 struct Namespace {

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri};
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan_cache::Update;
@@ -117,6 +117,13 @@ impl Server {
             if path.contains("kube-system") {
                 server.checks += 1;
                 return Ok(whole(StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{}"}}}}"#, server.uid)));
+            }
+            if path.contains("grpc.health") {
+                // Over HTTP/1.1 a kubefan refuses the question.
+                let mut refusal = whole(StatusCode::NOT_FOUND, "{}".to_owned());
+                let error = HeaderValue::from_static("kubefan; error=http_request_error");
+                refusal.headers_mut().insert("proxy-status", error);
+                return Ok(refusal);
             }
             server.requests.push((Instant::now(), path.clone()));
             if server.status != StatusCode::OK {
