@@ -21,14 +21,14 @@ mod repeat;
 #[cfg(test)]
 mod scripted_server;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Request, Response, StatusCode, Uri, Version, header, uri::InvalidUri};
 use http_body_util::BodyExt;
 use kube_client::{Config, config::AuthInfo};
 use kubefan_common::kubeconfig::tls_config;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower::{BoxError, ServiceExt, service_fn};
 
 use self::{
@@ -58,6 +58,9 @@ use crate::{
         unprocessed,
     },
 };
+
+/// The longest time for which a request that finds an outage waits for the check of the apiserver.
+const FALLBACK_WAIT: Duration = Duration::from_secs(3);
 
 /// A request to forward.
 pub struct Forwarded {
@@ -209,7 +212,11 @@ impl Passthrough {
                 attempt.note(Verdict::Lost);
             }
             let is_unread = matches!(error, UpstreamError::Unreachable { .. } | UpstreamError::Unread { .. });
-            if !is_unread || !apiserver.becomes_usable().await {
+            if !is_unread || !request.is_repeatable() {
+                return Err(error);
+            }
+            // It holds a place meanwhile.
+            if !timeout(FALLBACK_WAIT, apiserver.becomes_usable()).await.unwrap_or_default() {
                 return Err(error);
             }
         }

@@ -61,6 +61,11 @@ impl Repeatable {
         self
     }
 
+    /// Whether there can be another attempt.
+    pub(super) fn is_repeatable(&self) -> bool {
+        lock(&self.body).bytes_max.is_some()
+    }
+
     /// The request for the next attempt; `None` if a part of its body was read and is not kept.
     /// The bodies of earlier attempts fail from now on.
     pub(super) fn attempt(&self) -> Option<Request<UpstreamBody>> {
@@ -181,8 +186,9 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_longer_is_sent_once() {
         let request = request(&["one ", "two ", "three"], 12);
+        assert!(request.is_repeatable());
         assert_eq!(read(request.attempt().unwrap()).await, "one two three");
-        assert!(request.attempt().is_none());
+        assert!(!request.is_repeatable() && request.attempt().is_none());
         let request = self::request(&[], 0);
         assert_eq!(read(request.attempt().unwrap()).await, "");
         assert!(request.attempt().is_some(), "an empty body needs no room");
