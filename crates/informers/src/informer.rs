@@ -33,7 +33,7 @@ use kubefan_peer::ReceivedCache;
 use kubefan_upstream::{
     TieredReflector, UpstreamError,
     client::FORBIDDEN_GRACE,
-    reflector::{ReflectorError, ReflectorEvent},
+    reflector::{NextStep, ReflectorError, ReflectorEvent},
 };
 use rand::rngs::StdRng;
 use tokio::{
@@ -196,13 +196,19 @@ impl Informer {
 
     /// Chooses the server of the next request, and waits until it may be sent there.
     async fn choose_server(&mut self, batch: &mut CommitBatch) {
-        let has_state = self.writer.version().is_some();
-        let mut chosen = pin!(self.reflector.choose_server(has_state));
-        if futures::poll!(&mut chosen).is_pending() {
-            // Events from before the wait must not wait for its end.
-            batch.wake();
-            chosen.await;
+        if !matches!(self.reflector.next_step(), NextStep::RequestList | NextStep::OpenWatch) {
+            return;
         }
+        let has_state = self.writer.version().is_some();
+        if futures::poll!(pin!(self.reflector.choose_server(has_state))).is_ready() {
+            return;
+        }
+        // Events from before the wait must not wait for its end, nor the lists of others.
+        batch.wake();
+        if self.state.list_progress().is_some() {
+            self.follow(Event::Stalled);
+        }
+        self.reflector.choose_server(has_state).await;
     }
 
     /// Waits until a request makes sense after a failure: here, or at another server.

@@ -74,7 +74,6 @@ struct Tier {
     is_at_apiserver: bool,
     /// Whether the cache had its turn, so that it may send requests to the apiserver.
     may_start: bool,
-    has_state: bool,
     /// The newest version that the cache had. A list of the kubefan may be older.
     newest: Option<ResourceVersion>,
     /// Begun with the last request to the kubefan. Notes the end of its body.
@@ -105,9 +104,8 @@ impl Tier {
     fn due(&mut self) -> &mut Due {
         let fallback = self.direct.fallback();
         let is_at_apiserver = self.is_at_apiserver;
-        let has_state = self.has_state;
         self.due.get_or_insert_with(|| {
-            if is_at_apiserver { returns(fallback, Duration::ZERO) } else { starts(fallback, has_state) }
+            if is_at_apiserver { returns(fallback, Duration::ZERO) } else { starts(fallback, true) }
         })
     }
 }
@@ -146,7 +144,6 @@ impl TieredReflector {
                 idle_source: apiserver,
                 is_at_apiserver: false,
                 may_start: false,
-                has_state: false,
                 newest: None,
                 requested: None,
                 denied: None,
@@ -168,7 +165,6 @@ impl TieredReflector {
     pub async fn choose_server(&mut self, has_state: bool) {
         loop {
             let Some(tier) = &mut self.tier else { return };
-            tier.has_state = has_state;
             if !matches!(self.active.next_step(), NextStep::RequestList | NextStep::OpenWatch) {
                 return;
             }
