@@ -56,8 +56,8 @@ impl DirectApiserver {
         self.is_usable() || self.fallback.is_away() && self.may_be_read().await
     }
 
-    /// Whether the apiserver shows the cluster of the kubefan, and is no kubefan. Asks it, unless it
-    /// was asked some seconds ago: a cache confirms the cluster again after its first answer.
+    /// Whether the apiserver shows the cluster of the kubefan, and is no kubefan. Asks it, unless
+    /// it was asked some seconds ago: a cache confirms the cluster again after its first answer.
     pub(super) async fn may_be_read(&self) -> bool {
         let epoch = self.fallback.epoch();
         if self.is_usable() && self.lock_confirmed_at().is_some_and(|at| at.elapsed() < CONFIRMED_FOR) {

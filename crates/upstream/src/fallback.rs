@@ -49,8 +49,8 @@ pub struct FallbackOptions {
     pub apiserver: String,
     /// The address of the kubefan, for messages.
     pub kubefan: String,
-    /// The budget until the kubefan tells another one. Of that, too, the clients are at least these,
-    /// and the rate is at most this.
+    /// The budget until the kubefan tells another one. Of that, too, the clients are at least
+    /// these, and the rate is at most this.
     pub budget: FallbackBudget,
     /// The metrics.
     pub metrics: FallbackMetrics,

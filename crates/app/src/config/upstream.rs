@@ -84,9 +84,9 @@ section! {
     /// with many resources takes too long.
     limits.upstream_lists_max("COUNT"): usize = 8 => lists_max: usize, at_least(1);
     /// Programs that share limits.upstreamFallbackRate, at least: the kubefans behind that at
-    /// --upstream, and all other programs that fall back. The kubefan at --upstream may tell a larger
-    /// number. Raise it to their number before they are more. Lower it if they are few and should
-    /// wait for a shorter time.
+    /// --upstream, and all other programs that fall back. The kubefan at --upstream may tell a
+    /// larger number. Raise it to their number before they are more. Lower it if they are few and
+    /// should wait for a shorter time.
     limits.upstream_fallback_clients("COUNT"): u32 = 500 => fallback_clients: u32, at_least(1);
     /// Lists and watches that all of these programs together start at the apiserver in a second,
     /// at most, while the kubefan at --upstream is away. It may tell a smaller number. Raise it if

@@ -149,7 +149,8 @@ impl WaitingStart {
         let goes_first = self.has_state == (state.overtaken >= OVERTAKEN_MAX);
         let waiting_with_state = state.waiting - state.waiting_without_state;
         let others = if self.has_state { state.waiting_without_state } else { waiting_with_state };
-        // Another one may belong to a reader that does not poll, so this one waits for a window only.
+        // Another one may belong to a reader that does not poll, so this one
+        // waits for a window only.
         if !goes_first && others > 0 && now < due + self.window {
             return Some(due + self.window);
         }

@@ -52,8 +52,8 @@ impl FallbackBudget {
         }
     }
 
-    /// Returns this budget with at least half the clients of the `last` one: a kubefan that has just
-    /// started does not know all of them yet. Too many only make each slower.
+    /// Returns this budget with at least half the clients of the `last` one: a kubefan that has
+    /// just started does not know all of them yet. Too many only make each slower.
     pub(super) fn after(self, last: Self) -> Self {
         Self { clients: self.clients.max(last.clients / 2), ..self }
     }

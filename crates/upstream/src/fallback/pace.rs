@@ -78,7 +78,8 @@ impl Turns {
             return Turn::At(at);
         }
         let others = if has_state { self.first } else { self.later };
-        // Another one may be dropped or wait for something else, so this one waits for a window only.
+        // Another one may be dropped or wait for something else, so this one
+        // waits for a window only.
         let latest = at + self.budget.window();
         if !self.goes_first(has_state) && others > 0 && now < latest {
             return Turn::At(latest);

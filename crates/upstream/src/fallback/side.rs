@@ -18,8 +18,8 @@ use tokio::time::Instant;
 /// that starts answers so for some seconds. Longer than the interval at which a quiet cache asks
 /// for the freshness over gRPC, which is an answer.
 const BUSY_MAX: Duration = Duration::from_secs(30);
-/// The longest time between two such answers in a row. HTTP watches that are open answer nothing for
-/// minutes, though the kubefan serves them.
+/// The longest time between two such answers in a row. HTTP watches that are open answer nothing
+/// for minutes, though the kubefan serves them.
 const BUSY_GAP_MAX: Duration = Duration::from_secs(30);
 /// The time for which the kubefan must be healthy if something was started at the apiserver.
 const HOLD_MIN: Duration = Duration::from_secs(30);
