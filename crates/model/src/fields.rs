@@ -125,6 +125,12 @@ impl FieldTable {
         Self { fields: known.chain(declared).collect(), namespaced }
     }
 
+    /// The fields that a custom resource declares: `selectable` of [`Self::new`], which makes the
+    /// same table of them.
+    pub fn declared(&self, gvr: &GroupVersionResource) -> Vec<String> {
+        self.fields.iter().skip(built_in(gvr).len()).map(|field| field.name.clone()).collect()
+    }
+
     /// The fields, by position.
     pub fn fields(&self) -> &[Field] {
         &self.fields
@@ -182,5 +188,10 @@ mod tests {
         let table = FieldTable::new(&widgets, true, &[".spec.color".into()]);
         assert_eq!(table.resolve("spec.color", &widgets), Ok(FieldRef::Index(0)));
         assert_eq!(table.fields()[0].paths, [["spec", "color"]]);
+        let declared = table.declared(&widgets);
+        assert_eq!(declared, ["spec.color"]);
+        assert_eq!(FieldTable::new(&widgets, true, &declared), table);
+        let nodes = GroupVersionResource::new("", "v1", "nodes");
+        assert!(FieldTable::new(&nodes, false, &[]).declared(&nodes).is_empty());
     }
 }

@@ -25,7 +25,7 @@ use kubefan_model::{
 use prost::Message;
 use tokio::time::Instant;
 
-use super::identity::CacheIdentity;
+use super::{error::PeerError, identity::CacheIdentity};
 
 /// The content of a chunk before compression, in bytes. One entry may be larger.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -47,6 +47,7 @@ pub struct Encoder {
     chunk_bytes: usize,
     entries: Box<dyn Iterator<Item = TransferEntry> + Send>,
     sent: TransferCounts,
+    content_bytes: u64,
     digest: crc32fast::Hasher,
     done: bool,
 }
@@ -88,7 +89,7 @@ impl Encoder {
         let sent = TransferCounts::default();
         let digest = crc32fast::Hasher::new();
         let chunk_bytes = CHUNK_BYTES;
-        Self { header: Some(header), chunk_bytes, entries, sent, digest, done: false }
+        Self { header: Some(header), chunk_bytes, entries, sent, content_bytes: 0, digest, done: false }
     }
 
     /// Sets the size of a chunk.
@@ -100,6 +101,15 @@ impl Encoder {
     /// The number of entries encoded so far.
     pub fn sent(&self) -> TransferCounts {
         self.sent
+    }
+
+    /// The parts, up to the first that no decoder with this limit would accept.
+    pub fn limited_to(mut self, bytes_max: u64) -> impl Iterator<Item = Result<TransferResponse, PeerError>> {
+        std::iter::from_fn(move || {
+            let part = self.next()?;
+            let is_too_large = self.content_bytes > bytes_max;
+            Some(if is_too_large { Err(PeerError::TooLarge(bytes_max)) } else { part.map_err(PeerError::from) })
+        })
     }
 
     /// The next chunk, or the trailer.
@@ -117,6 +127,7 @@ impl Encoder {
             let crc32 = self.digest.clone().finalize();
             return Ok(Part::Trailer(TransferTrailer { objects, changes, events, crc32 }));
         }
+        self.content_bytes += content.len() as u64;
         self.digest.update(&content);
         chunk::encode_content(&content).map(Part::Chunk)
     }

@@ -43,7 +43,8 @@ impl CacheIdentity {
         Self { cluster, gvr, scope, upstream_field_selector, schema }
     }
 
-    pub(super) fn of_header(header: &TransferHeader) -> Self {
+    /// Returns the identity of a cache that is sent or saved.
+    pub fn of_header(header: &TransferHeader) -> Self {
         let TransferHeader { cluster, group, version, resource, upstream_field_selector, schema, .. } = header.clone();
         let gvr = GroupVersionResource::new(group, version, resource);
         let scope = scope_of(header.namespace.clone());

@@ -8,6 +8,8 @@
 //! right. The remaining content of the objects and the history are taken on trust. Any failure here
 //! costs only time, because a replica can always start with a list.
 //!
+//! **State on disk.** The same parts, in files: [`saved`].
+//!
 //! **Load.** A replica asks the others how many watches they serve. `server::rebalance` decides
 //! from the answers which watches move.
 
@@ -17,6 +19,7 @@ mod error;
 mod identity;
 mod loads;
 pub mod receiver;
+pub mod saved;
 pub mod sender;
 pub mod server;
 pub mod tls;
@@ -31,5 +34,5 @@ pub use error::PeerError;
 pub use identity::{CacheIdentity, schema_text};
 pub use loads::{Load, Loads, PeerLoad};
 pub use receiver::{Dial, DnsDial, FoundPeers, Peers};
-pub use sender::{LoadSource, OfferedCache, OfferedCaches, TransferService};
+pub use sender::{LoadSource, OfferedCache, OfferedCaches, TransferService, copy_cache};
 pub use transfer_log::{NoTransferLog, TransferLog, TransferRecord};

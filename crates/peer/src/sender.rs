@@ -126,18 +126,24 @@ impl<S: OfferedCaches> TransferService<S> {
     }
 }
 
-/// Copies state and history of one moment.
+/// Copies state and history of one moment. `None` if there is no state, or if another history has
+/// started meanwhile.
+pub async fn copy_cache(hub: &Hub) -> Option<(CachePosition, HistoryCopy)> {
+    let ahead = hub.position()?;
+    let mut history = HistoryCopy::of(ahead.version);
+    while hub.copy_history(ahead.epoch, &mut history, COPY_ENTRIES)? {
+        yield_now().await;
+    }
+    Some((ahead, history))
+}
+
+/// Copies state and history of a cache that follows upstream.
 async fn copy(hub: &Hub) -> Result<(CachePosition, HistoryCopy), Status> {
     let unsynced = || Status::unavailable("it is not synced here");
     if *hub.phase().borrow() != Phase::Synced {
         return Err(unsynced());
     }
-    let ahead = hub.position().ok_or_else(unsynced)?;
-    let mut history = HistoryCopy::of(ahead.version);
-    while hub.copy_history(ahead.epoch, &mut history, COPY_ENTRIES).ok_or_else(unsynced)? {
-        yield_now().await;
-    }
-    Ok((ahead, history))
+    copy_cache(hub).await.ok_or_else(unsynced)
 }
 
 #[tonic::async_trait]

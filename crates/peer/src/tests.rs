@@ -17,7 +17,7 @@ use super::*;
 
 /// A change to one of a few objects.
 #[derive(Debug, Clone)]
-enum Step {
+pub(super) enum Step {
     Put {
         name: u8,
         label: u8,
@@ -47,11 +47,11 @@ fn gvr() -> GroupVersionResource {
     GroupVersionResource::new("", "v1", "pods")
 }
 
-fn parser() -> Arc<ObjectParser> {
+pub(super) fn parser() -> Arc<ObjectParser> {
     Arc::new(ObjectParser::new(&FieldTable::new(&gvr(), true, &[])).of("Pod", "v1"))
 }
 
-fn identity() -> CacheIdentity {
+pub(super) fn identity() -> CacheIdentity {
     let cluster = "kube-system uid 1".to_owned();
     let schema = "s".to_owned();
     CacheIdentity { cluster, gvr: gvr(), scope: Scope::Cluster, upstream_field_selector: String::new(), schema }
@@ -64,7 +64,7 @@ fn json(name: u8, label: u8, filler: u8, number: u64) -> String {
     )
 }
 
-fn limits(records: usize) -> RingLimits {
+pub(super) fn limits(records: usize) -> RingLimits {
     RingLimits {
         ring_bytes_max: None,
         ring_events_max: records,
@@ -74,13 +74,13 @@ fn limits(records: usize) -> RingLimits {
 }
 
 /// A cache after some changes, as a hub has it.
-struct Cache {
-    store: Store,
-    history: History,
-    version: ResourceVersion,
+pub(super) struct Cache {
+    pub(super) store: Store,
+    pub(super) history: History,
+    pub(super) version: ResourceVersion,
 }
 
-fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
+pub(super) fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
     let parser = parser();
     let mut writer = CacheWriter::new(pack);
     let object = |name: u8, label: u8, filler: u8, number: u64| {
@@ -133,7 +133,7 @@ fn cache(steps: &[Step], records: usize, pack: bool, now: Instant) -> Cache {
     cache
 }
 
-fn parts(cache: &Cache, entries_max: usize, chunk_bytes: usize, now: Instant) -> Vec<TransferResponse> {
+pub(super) fn parts(cache: &Cache, entries_max: usize, chunk_bytes: usize, now: Instant) -> Vec<TransferResponse> {
     let mut copy = HistoryCopy::of(cache.version);
     while cache.history.copy(&mut copy, entries_max) {}
     let encoder = Encoder::new(&identity(), cache.store.clone(), copy, now).in_chunks_of(chunk_bytes);
@@ -154,7 +154,7 @@ fn decode(
 }
 
 /// Everything that a subscriber could receive, as text.
-fn contents(store: &Store, history: &History) -> String {
+pub(super) fn contents(store: &Store, history: &History) -> String {
     let mut lines = vec![format!("{} {}", history.conflated().floor(), history.ring().floor())];
     lines.extend(store.iter().map(|object| String::from_utf8(object.bytes().to_vec()).unwrap()));
     let conflated = history.conflated();
@@ -180,7 +180,7 @@ fn contents(store: &Store, history: &History) -> String {
     lines.join("\n")
 }
 
-fn restored(restored: ReceivedCache) -> (Store, History, CacheWriter) {
+pub(super) fn restored(restored: ReceivedCache) -> (Store, History, CacheWriter) {
     let Change::Restored(history) = restored.commit.change else { panic!("no history") };
     (restored.commit.store, *history, restored.writer)
 }
