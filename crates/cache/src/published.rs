@@ -143,6 +143,8 @@ pub struct PublishedCache {
     /// Time of the request for the list that the state is from.
     listed_at: Option<Instant>,
     staleness_max: Option<Duration>,
+    /// Whether the state was saved by the process before, and upstream has not confirmed it.
+    is_unconfirmed: bool,
     lists: u64,
     columns: Columns,
     /// Counts the memory of the indexes.
@@ -174,6 +176,7 @@ impl PublishedCache {
             proven_at: None,
             listed_at: None,
             staleness_max: None,
+            is_unconfirmed: false,
             lists: 0,
             columns: Columns::default(),
             indexes,
@@ -189,6 +192,7 @@ impl PublishedCache {
         }
         self.message.clear();
         self.phase = Phase::Synced;
+        self.is_unconfirmed = false;
         match (change, &mut self.state) {
             (Change::Record(record), Some(state)) => {
                 state.follow(store, version, record.events(), &mut self.columns);
@@ -201,7 +205,9 @@ impl PublishedCache {
             (change, state) => {
                 let new_history = || History::new(self.limits, version, self.parser.clone());
                 let (history, because) = match change {
-                    Change::Restored(history) => (*history, "it was taken over from a peer".to_owned()),
+                    Change::Restored(history) => {
+                        (*history, "it was taken over from a peer or a saved state".to_owned())
+                    }
                     Change::Start { because } => (new_history(), because),
                     Change::Record(_) | Change::Version => (new_history(), String::new()),
                 };
@@ -213,6 +219,21 @@ impl PublishedCache {
             }
         }
         Applied::Continued(self.evict(received, log_share))
+    }
+
+    /// Starts with a state that the process before has saved, as stale: upstream has proved it at
+    /// `proven_at`, if that is known, and has not confirmed it since.
+    pub fn start_unconfirmed(&mut self, commit: Commit, proven_at: Option<Instant>, message: String) {
+        self.apply(commit, Instant::now(), 1.0);
+        self.proven_at = proven_at;
+        self.trouble(message);
+        self.is_unconfirmed = true;
+    }
+
+    /// Records that upstream has confirmed the state. It stays stale until its watch is live.
+    /// Returns false if there is none.
+    pub fn confirmed(&mut self) -> bool {
+        std::mem::take(&mut self.is_unconfirmed)
     }
 
     /// Limits history to a `share`, from 0 to 1, of its usual size. Returns the records evicted
@@ -344,6 +365,7 @@ impl PublishedCache {
         if self.state.is_some() {
             self.message.clear();
             self.phase = Phase::Synced;
+            self.is_unconfirmed = false;
         }
     }
 
@@ -352,6 +374,7 @@ impl PublishedCache {
         self.phase = phase;
         self.message = message;
         self.state = None;
+        self.is_unconfirmed = false;
         self.proven_at = None;
         self.listed_at = None;
         self.synced_since = None;
@@ -415,9 +438,19 @@ impl PublishedCache {
         self.synced_since
     }
 
+    /// The time of the last proof; `None` if upstream never proved the version.
+    pub fn proven_at(&self) -> Option<Instant> {
+        self.proven_at
+    }
+
     /// The age of the last proof; `None` if upstream never proved the version.
     pub fn age(&self, now: Instant) -> Option<Duration> {
         self.proven_at.map(|at| now.saturating_duration_since(at))
+    }
+
+    /// Whether the state was saved by the process before, and upstream has not confirmed it.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.is_unconfirmed
     }
 
     /// The state, whether it may be served or not; `None` before the first list.

@@ -9,6 +9,7 @@ mod proved;
 mod reads;
 pub(crate) mod replay;
 mod replay_turns;
+mod saved_state;
 mod slices;
 mod status;
 
@@ -17,5 +18,6 @@ pub use self::{
     batch::CommitBatch,
     core::{COALESCE_MAX, CachePosition, ClusterName, Continuation, Hub, HubOptions},
     proved::{ProvedState, ReadSource},
+    saved_state::{SavedAge, SavedState},
     status::HubStatus,
 };

@@ -17,7 +17,9 @@ pub mod wake;
 mod tests;
 
 pub use catalog::{CacheRequest, Catalog, OWN_WATCH_WAIT, Patience, Served};
-pub use hub::{CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource};
+pub use hub::{
+    CachePosition, CommitBatch, Continuation, Hub, HubOptions, HubStatus, ProvedState, ReadSource, SavedAge, SavedState,
+};
 pub use send::FrameBuf;
 pub use subscribe::{
     BATCH_BYTES_MAX, NotSubscribed, Observed, Observer, Provided, Start, SubscribeNeed, SubscribeOptions, Subscription,

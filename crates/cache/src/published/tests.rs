@@ -82,3 +82,28 @@ async fn the_phase_and_the_age_of_the_proof_decide_whether_readers_are_served() 
     assert_eq!(refused(&cache), Some(Refusal::NotFound("gone".to_owned())));
     assert_eq!((cache.age(Instant::now()), cache.synced_since()), (None, None));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_saved_state_is_stale_and_as_old_as_its_last_proof_until_it_is_confirmed() {
+    let mut cache = cache();
+    tokio::time::advance(Duration::from_secs(600)).await;
+    let proven_at = Instant::now() - Duration::from_secs(60);
+    let saved =
+        || Commit { store: Store::default(), version: version(10), change: Change::Start { because: String::new() } };
+    cache.start_unconfirmed(saved(), Some(proven_at), "not asked yet".to_owned());
+    assert_eq!((cache.phase(), cache.message(), cache.is_unconfirmed()), (Phase::Stale, "not asked yet", true));
+    assert_eq!(cache.age(Instant::now()), Some(Duration::from_secs(60)));
+    assert!(cache.serving(Instant::now()).is_ok());
+    cache.limit_staleness(Some(Duration::from_secs(59)));
+    assert!(matches!(cache.serving(Instant::now()), Err(Refusal::Stale { age: Some(_), .. })));
+    cache.trouble("unreachable".to_owned());
+    assert!(cache.is_unconfirmed(), "a failure confirms nothing");
+    cache.live();
+    assert_eq!((cache.phase(), cache.is_unconfirmed()), (Phase::Synced, false));
+
+    cache.close(Phase::Syncing, String::new());
+    cache.start_unconfirmed(saved(), None, String::new());
+    assert!(matches!(cache.serving(Instant::now()), Err(Refusal::Stale { age: None, .. })), "an unknown age");
+    cache.close(Phase::Syncing, String::new());
+    assert!(!cache.is_unconfirmed());
+}

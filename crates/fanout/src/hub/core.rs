@@ -400,7 +400,7 @@ impl Hub {
     }
 
     /// Publishes the phase, inside the critical section, so that phase and state agree.
-    fn publish_phase(&self, published: &PublishedCache) {
+    pub(super) fn publish_phase(&self, published: &PublishedCache) {
         let phase = published.phase();
         self.phase.send_if_modified(|current| std::mem::replace(current, phase) != phase);
     }
