@@ -205,7 +205,7 @@ impl Upstream {
     }
 
     /// The CA that the server's certificate is verified against now.
-    pub(crate) fn trusted_ca(&self) -> TrustedCa {
+    pub fn trusted_ca(&self) -> TrustedCa {
         self.inner.transport.last().trusted_ca.clone()
     }
 

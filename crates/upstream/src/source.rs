@@ -285,7 +285,8 @@ impl Source {
             }
             Server::Grpc(kubefan) => kubefan.cluster(),
         };
-        if self.apiserver.cluster().is_none() {
+        // The cluster of a saved state is not yet that of the apiserver.
+        if self.apiserver.cluster().is_none() || self.apiserver.is_assumed() {
             self.apiserver.confirm().await?;
         }
         let unidentified = |server: &str| IdentityError::Unidentified { server: server.to_owned() };
@@ -327,7 +328,7 @@ mod tests {
     use tower::{BoxError, util::BoxCloneSyncService};
 
     use super::*;
-    use crate::client::UpstreamOptions;
+    use crate::client::{FORBIDDEN_GRACE, UpstreamOptions};
 
     /// A server of the cluster with this uid; `None` denies it.
     fn server(name: &str, uid: Option<&'static str>) -> Upstream {
@@ -370,6 +371,19 @@ mod tests {
         assert_eq!(source.confirm_if_doubted().await, Ok(()), "asks nothing");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_cluster_of_a_saved_state_is_forgotten_if_the_apiserver_does_not_show_its_uid() {
+        let apiserver = server("apiserver", None);
+        assert!(apiserver.assume_cluster("a") && !apiserver.assume_cluster("b"));
+        assert!(matches!(apiserver.confirm().await, Err(IdentityError::Unanswered(_))), "it may have just started");
+        tokio::time::advance(FORBIDDEN_GRACE).await;
+        assert!(matches!(apiserver.confirm().await, Err(IdentityError::OtherCluster { .. })));
+        assert_eq!(apiserver.forget_assumed_cluster().as_deref(), Some("a"));
+        assert_eq!(apiserver.forget_assumed_cluster(), None);
+        assert_eq!((apiserver.confirm().await, apiserver.cluster()), (Ok(()), None));
+        assert!(!apiserver.assume_cluster("a"), "its cluster is not known to be this one");
+    }
+
     #[tokio::test]
     async fn a_kubefan_is_a_source_only_if_it_shows_the_cluster_of_the_apiserver() {
         let apiserver = || server("apiserver", Some("a"));
@@ -380,6 +394,11 @@ mod tests {
             other.to_string().starts_with("another cluster answers at https://kubefan: kube-system uid b"),
             "{other}"
         );
+        let assumed = server("apiserver", Some("b"));
+        assert!(assumed.assume_cluster("a"));
+        let source = Source::kubefan(server("kubefan", Some("a")), assumed);
+        let error = source.confirm().await.unwrap_err().to_string();
+        assert!(error.starts_with("another cluster answers at https://apiserver"), "a file proves nothing: {error}");
         for (kubefan, apiserver, unidentified) in [(None, Some("a"), "kubefan"), (Some("a"), None, "apiserver")] {
             let source = Source::kubefan(server("kubefan", kubefan), server("apiserver", apiserver));
             let error = source.confirm().await.unwrap_err().to_string();

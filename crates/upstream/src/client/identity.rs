@@ -86,6 +86,11 @@ impl TrustedCa {
         Self(bundle.iter().map(fingerprint).collect())
     }
 
+    /// Returns the fingerprints, in order.
+    pub fn fingerprints(&self) -> Vec<String> {
+        self.0.iter().cloned().collect()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -134,12 +139,15 @@ pub(crate) struct IdentityState {
     pub(crate) is_doubted: AtomicBool,
     /// Shared by the clients of a kubefan and of the apiserver behind it. Each checks by itself.
     pub(crate) known: Arc<Mutex<Option<Identity>>>,
+    /// Whether the known identity is that of a saved state, which no check has confirmed. Shared
+    /// with it.
+    pub(crate) is_assumed: Arc<AtomicBool>,
 }
 
 impl IdentityState {
     /// Returns a state without checks, of the same cluster.
     pub(crate) fn sharing(&self) -> Self {
-        Self { known: Arc::clone(&self.known), ..Self::default() }
+        Self { known: Arc::clone(&self.known), is_assumed: Arc::clone(&self.is_assumed), ..Self::default() }
     }
 }
 
@@ -150,14 +158,24 @@ pub(crate) struct CheckState {
     pub(crate) denied_since: Option<Instant>,
 }
 
+/// Source of the known identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KnownFrom {
+    /// A check of this process.
+    Check,
+    /// A saved state.
+    File,
+}
+
 /// Whether `found` may be the known cluster. The uid decides if both have one, otherwise the CA.
-pub(crate) fn is_same_cluster(known: Option<&Identity>, found: &Identity) -> bool {
+pub(crate) fn is_same_cluster(known: Option<&Identity>, known_from: KnownFrom, found: &Identity) -> bool {
     let Some(known) = known else { return true };
     match (&known.uid, &found.uid) {
         (Some(known), Some(found)) => known == found,
         // If the uid has become unreadable, the CA replaces it, but only if a CA is configured:
-        // without one, nothing would distinguish two clusters.
-        (Some(_), None) => !found.ca.is_empty() && known.ca.overlaps(&found.ca),
+        // without one, nothing would distinguish two clusters. It may sign for many clusters, so it
+        // does not replace a uid that only a file has.
+        (Some(_), None) => known_from == KnownFrom::Check && !found.ca.is_empty() && known.ca.overlaps(&found.ca),
         (None, _) => known.ca.overlaps(&found.ca),
     }
 }
@@ -173,11 +191,12 @@ mod tests {
 
     #[test]
     fn the_uid_identifies_a_cluster_and_otherwise_the_ca() {
-        let same = |known: &Identity, found: &Identity| is_same_cluster(Some(known), found);
+        let same = |known: &Identity, found: &Identity| is_same_cluster(Some(known), KnownFrom::Check, found);
         let a = identity(Some("a"), &["ca"]);
         assert!(same(&a, &identity(Some("a"), &["new ca"])), "the CA was replaced");
         assert!(!same(&a, &identity(Some("b"), &["ca"])), "one CA may sign for many clusters");
         assert!(same(&a, &identity(None, &["ca"])));
+        assert!(!is_same_cluster(Some(&a), KnownFrom::File, &identity(None, &["ca"])));
         assert!(!same(&a, &identity(None, &["other"])));
         assert!(!same(&identity(Some("a"), &[]), &identity(None, &[])), "no CA, so nothing confirms it");
         let by_ca = identity(None, &["old"]);

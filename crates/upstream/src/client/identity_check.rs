@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     client::{
         Upstream, Verb,
-        identity::{Identity, IdentityError, is_same_cluster},
+        identity::{Identity, IdentityError, KnownFrom, is_same_cluster},
     },
     error::UpstreamError,
 };
@@ -94,6 +94,31 @@ impl Upstream {
         self.known().as_ref().and_then(|known| known.uid.clone())
     }
 
+    /// Takes the cluster of a saved state as the known one, until a check confirms it. Returns
+    /// false if another one is known.
+    pub fn assume_cluster(&self, uid: &str) -> bool {
+        let mut known = self.known();
+        if let Some(known) = &*known {
+            return known.uid.as_deref() == Some(uid);
+        }
+        *known = Some(Identity { uid: Some(uid.to_owned()), ca: self.trusted_ca() });
+        self.identity_state().is_assumed.store(true, Ordering::SeqCst);
+        true
+    }
+
+    /// Whether the known cluster is that of a saved state, which no check has confirmed.
+    pub fn is_assumed(&self) -> bool {
+        self.identity_state().is_assumed.load(Ordering::SeqCst)
+    }
+
+    /// Forgets an assumed cluster, because another one answers and nothing of the assumed one is
+    /// served any more. The next check learns the identity. Returns the uid of the assumed cluster.
+    pub fn forget_assumed_cluster(&self) -> Option<String> {
+        let mut known = self.known();
+        let was_assumed = self.identity_state().is_assumed.swap(false, Ordering::SeqCst);
+        if was_assumed { known.take()?.uid } else { None }
+    }
+
     fn known(&self) -> MutexGuard<'_, Option<Identity>> {
         self.identity_state().known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,7 +142,8 @@ impl Upstream {
         }
         let found = Identity { uid, ca: self.in_use().trusted_ca() };
         let mut known = self.known();
-        if !is_same_cluster(known.as_ref(), &found) {
+        let known_from = if self.is_assumed() { KnownFrom::File } else { KnownFrom::Check };
+        if !is_same_cluster(known.as_ref(), known_from, &found) {
             return Err(IdentityError::OtherCluster {
                 server: self.server().to_owned(),
                 known: known.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -131,6 +157,7 @@ impl Upstream {
             tracing::info!(server = self.server(), identity = %found, "identified the cluster");
         }
         *known = Some(found);
+        self.identity_state().is_assumed.store(false, Ordering::SeqCst);
         Ok(())
     }
 }
