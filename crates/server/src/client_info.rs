@@ -11,6 +11,8 @@ use kubefan_admission::Holder;
 
 use kubefan_access::{ClientCertificate, Presented};
 
+use crate::staleness::StaleWarning;
+
 /// The client of a connection, as far as it is known. Every request carries it in its extensions.
 #[derive(Debug, Clone, Default)]
 pub struct ClientInfo {
@@ -29,6 +31,8 @@ pub struct ClientInfo {
     pub is_trusted_proxy: bool,
     /// The client behind a trusted proxy.
     pub forwarded_for: Option<IpAddr>,
+    /// Whether the connection was warned of a state that is not confirmed.
+    pub stale_warning: StaleWarning,
 }
 
 /// The sender of a request, as far as operators want to know. It proves nothing.

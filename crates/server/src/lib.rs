@@ -7,7 +7,8 @@
 //! - [`grpc`] and [`kube`]: the two APIs of the data port. Neither knows the other.
 //! - [`reader`]: admission limits, and reads and subscriptions for both APIs.
 //! - [`target_lookup`], [`selector_limits`], [`watch`], [`subscribers`], [`client_info`],
-//!   [`request_caller`], [`fallback_budget`] and `sliced_list`: the types they share.
+//!   [`request_caller`], [`fallback_budget`], [`staleness`] and `sliced_list`: the types they
+//!   share.
 //!
 //! [`rebalance`] moves watches to replicas that have fewer.
 //!
@@ -28,6 +29,7 @@ pub mod rebalance;
 pub mod request_caller;
 pub mod selector_limits;
 mod sliced_list;
+pub mod staleness;
 pub mod status_report;
 pub mod subscribers;
 pub mod target_lookup;

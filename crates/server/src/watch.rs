@@ -11,7 +11,7 @@ use kubefan_fanout::Subscription;
 use kubefan_model::Media;
 use tokio::time::Instant;
 
-use crate::subscribers::Registered;
+use crate::{staleness::Staleness, subscribers::Registered};
 
 /// An admitted watch.
 pub struct OpenedWatch {
@@ -29,6 +29,8 @@ pub struct OpenedWatch {
     pub lease: Lease,
     /// Entry of the watch among the subscribers.
     pub registered: Registered,
+    /// The staleness of the state that it starts from.
+    pub staleness: Staleness,
     /// The headers that let a page of another site read it.
     pub cross_origin: Arc<HeaderMap>,
     /// Record of the watch in the audit log, which is complete when the watch is dropped.

@@ -32,6 +32,7 @@ use crate::{
     reader::{NotReached, Reader},
     request_caller::RequestCaller,
     sliced_list::{CHUNK_BYTES, Chunk, SelectedAfter, SlicedList, Visited, chunks},
+    staleness::Staleness,
     target_lookup::Selected,
     watch::{OpenedWatch, WatchProtocol},
 };
@@ -139,6 +140,7 @@ impl Service {
                 place,
                 lease,
                 registered,
+                staleness: Staleness::default(),
                 cross_origin: Arc::default(),
                 record: AuditRecord::default(),
             })

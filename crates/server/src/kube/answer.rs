@@ -7,7 +7,7 @@ use futures::{
     StreamExt,
     future::{ready, select},
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use kubefan_cache::warnings::Warnings;
 use kubefan_model::{Media, format::ContentCoding};
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     content_coding, end_on_mode_change::UntilSwitched, fallback::Refused, header_values, negotiate, tunnel::Tunnel,
 };
-use crate::watch::OpenedWatch;
+pub use crate::staleness::CACHE_STATUS;
+use crate::{staleness::Staleness, watch::OpenedWatch};
 
 /// The answer to a request.
 pub enum Answer {
@@ -32,8 +33,6 @@ pub enum Answer {
 #[derive(Debug, Clone, Copy)]
 pub struct FromUpstream;
 
-/// Says whether the cache has decided an answer (RFC 9211).
-pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// The value of [`CACHE_STATUS`] for an answer from the cache.
 pub const HIT: HeaderValue = HeaderValue::from_static("kubefan; hit");
 /// The value of [`CACHE_STATUS`] for the answer to `Cache-Control: only-if-cached` if the cache has
@@ -45,6 +44,7 @@ pub struct WatchHeaders {
     media: Media,
     coding: ContentCoding,
     warnings: Warnings,
+    staleness: Staleness,
     cross_origin: Arc<HeaderMap>,
 }
 
@@ -54,7 +54,8 @@ impl WatchHeaders {
         let warnings = opened.subscription.warnings();
         let cross_origin = opened.cross_origin.clone();
         let coding = opened.subscription.coding();
-        Self { media, coding, warnings, cross_origin }
+        let staleness = opened.staleness;
+        Self { media, coding, warnings, staleness, cross_origin }
     }
 
     /// Puts them, including upstream's warnings.
@@ -62,6 +63,7 @@ impl WatchHeaders {
         put_headers(self.media.watch_content_type(), headers);
         content_coding::put_headers(self.coding, headers);
         self.warnings.put(headers);
+        self.staleness.put(headers);
         header_values::put(&self.cross_origin, headers);
     }
 }

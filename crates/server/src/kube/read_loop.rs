@@ -13,7 +13,7 @@ use kubefan_access::{Authorized, Read};
 use kubefan_admission::{FairPermit, Holder};
 use kubefan_cache::Refusal;
 use kubefan_common::when_planted;
-use kubefan_fanout::{Hub, Patience, ReadSource, StreamWaker, SubscribeOptions, Subscription};
+use kubefan_fanout::{Hub, Patience, ReadSource, SavedAge, StreamWaker, SubscribeOptions, Subscription};
 use kubefan_model::{ObjectKey, ResourceVersion, format::Format};
 use tokio::time::Instant;
 
@@ -34,7 +34,7 @@ use super::{
     status::Failure,
     watch::{self, DefaultTimeouts, WatchHandles, WatchParts},
 };
-use crate::{request_caller::RequestCaller, target_lookup::Selected};
+use crate::{request_caller::RequestCaller, staleness::Staleness, target_lookup::Selected};
 
 /// The parts of the Kubernetes API that reads share.
 pub struct ReadContext<'a> {
@@ -57,6 +57,8 @@ struct Fetched {
     /// has rejected all before it, so no answer needs an earlier one.
     found: Option<FoundCache>,
     source: ReadSource,
+    /// Age of the state before it was taken: it may be confirmed or dropped since.
+    unconfirmed: Option<SavedAge>,
     snapshot: Option<Snapshot>,
     subscribed: Option<(Subscription, WatchHandles)>,
 }
@@ -270,6 +272,7 @@ impl<'a> ReadLoop<'a> {
 
     /// Takes the snapshot that a get or the first page of a list is answered from.
     async fn take_snapshot(&mut self) -> Result<(), NotFetched> {
+        self.fetched.unconfirmed = self.fetched.hub()?.unconfirmed_age();
         let hub = self.fetched.hub()?;
         let place = self.fetched.place()?;
         let source = &self.fetched.source;
@@ -291,6 +294,7 @@ impl<'a> ReadLoop<'a> {
 
     /// Finds the snapshot that the first page of a list was answered from.
     async fn find_page(&mut self, version: i64, last: ObjectKey) -> Result<(), NotFetched> {
+        self.fetched.unconfirmed = self.fetched.hub()?.unconfirmed_age();
         let hub = self.fetched.hub()?;
         let place = self.fetched.place()?;
         let pages = self.context.pages;
@@ -310,6 +314,7 @@ impl<'a> ReadLoop<'a> {
 
     /// Subscribes a watch.
     async fn subscribe(&mut self) -> Result<(), NotFetched> {
+        self.fetched.unconfirmed = self.fetched.hub()?.unconfirmed_age();
         let stream_waker = self.stream_waker.take().ok_or(NotFetched)?;
         let handles = WatchHandles { for_lease: stream_waker.of_stream(), for_operator: stream_waker.of_stream() };
         let FoundCache { selected: Selected { served, selection }, format } = self.fetched.found()?;
@@ -332,11 +337,12 @@ impl<'a> ReadLoop<'a> {
     /// Returns the answer from the cache, with the warnings of upstream.
     async fn answer(&mut self) -> Result<Answer, NotFetched> {
         let notes = notes_of(self.request);
-        let Fetched { read, place, found, snapshot, subscribed, .. } = std::mem::take(&mut self.fetched);
+        let Fetched { read, place, found, unconfirmed, snapshot, subscribed, .. } = std::mem::take(&mut self.fetched);
         let read = read.ok_or(NotFetched)?;
         let place = place.ok_or(NotFetched)?;
         let found = found.ok_or(NotFetched)?;
         let warnings = found.selected.served.hub.warnings();
+        let staleness = self.staleness(unconfirmed);
         let mut response: Response<Body> = match &self.read.request {
             ReadRequest::Get(_) => {
                 let snapshot = snapshot.ok_or(NotFetched)?;
@@ -352,11 +358,12 @@ impl<'a> ReadLoop<'a> {
                 let (subscription, handles) = subscribed.ok_or(NotFetched)?;
                 let sender = client_of(self.request).sender(&self.request.headers);
                 let served = found.selected.served;
-                let parts = WatchParts { read, served, subscription, place, sender, handles };
+                let parts = WatchParts { read, served, subscription, place, sender, staleness, handles };
                 return Ok(watch::open(&self.context.reads.reader, self.context.timeouts, options, parts));
             }
         };
         warnings.put(response.headers_mut());
+        staleness.put(response.headers_mut());
         Ok(Answer::Response(response))
     }
 
@@ -365,8 +372,14 @@ impl<'a> ReadLoop<'a> {
         let mut response = refusal(&self.request.headers, refused);
         if let (Refused::ByCache(_) | Refused::Event(..), Some(found)) = (refused, &self.fetched.found) {
             found.selected.served.hub.warnings().put(response.headers_mut());
+            let unconfirmed = self.fetched.unconfirmed.or_else(|| found.selected.served.hub.unconfirmed_age());
+            self.staleness(unconfirmed).put(response.headers_mut());
         }
         Answer::Response(response)
+    }
+
+    fn staleness(&self, unconfirmed: Option<SavedAge>) -> Staleness {
+        Staleness::of(unconfirmed, &client_of(self.request).stale_warning)
     }
 
     /// Returns the holder of the places that the read takes.

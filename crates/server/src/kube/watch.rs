@@ -23,6 +23,7 @@ use super::{
 use crate::{
     client_info::RequestOrigin,
     reader::Reader,
+    staleness::Staleness,
     watch::{OpenedWatch, WatchProtocol},
 };
 
@@ -58,6 +59,8 @@ pub struct WatchParts {
     pub place: FairPermit,
     /// The client.
     pub sender: RequestOrigin,
+    /// Staleness of the cache.
+    pub staleness: Staleness,
     /// Handles to the stream of the watch.
     pub handles: WatchHandles,
 }
@@ -75,7 +78,7 @@ pub fn open(
     reader: &Reader,
     timeouts: &DefaultTimeouts,
     options: &WatchOptions,
-    WatchParts { read, served, subscription, place, sender, handles }: WatchParts,
+    WatchParts { read, served, subscription, place, sender, staleness, handles }: WatchParts,
 ) -> Answer {
     let WatchHandles { for_lease, for_operator } = handles;
     let timeout = options.timeout.unwrap_or_else(|| timeouts.next());
@@ -90,6 +93,7 @@ pub fn open(
         place,
         lease,
         registered,
+        staleness,
         cross_origin: Arc::default(),
         record: AuditRecord::default(),
     }))

@@ -121,7 +121,7 @@ impl Socket {
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
-        let copied = [CACHE_STATUS, KUBEFAN_FALLBACK, AUDIT_ID].into_iter();
+        let copied = [CACHE_STATUS, header::AGE, KUBEFAN_FALLBACK, AUDIT_ID].into_iter();
         let of_response = copied.filter_map(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
         let protocol = protocol.map(|protocol| (header::SEC_WEBSOCKET_PROTOCOL, protocol));
         headers.extend(of_response.chain(protocol).map(|(name, value): (HeaderName, _)| (name, value)));

@@ -12,12 +12,12 @@ use kubefan_access::{
 };
 use kubefan_admission::{Gate, GateLimits};
 use kubefan_audit::Notes;
-use kubefan_cache::{Backfill, CacheWriter, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update};
+use kubefan_cache::{Backfill, CacheWriter, Commit, ProcessBudgets, RelistReason, RingLimits, StreamEnd, Update};
 use kubefan_common::{
     proto::v1alpha1::{ResolvedResource, ResourceStatus},
     sync::watch,
 };
-use kubefan_fanout::{CacheRequest, Hub, HubOptions, ReadSource};
+use kubefan_fanout::{CacheRequest, Hub, HubOptions, ReadSource, SavedState};
 use kubefan_model::{GroupVersionResource, ObjectKey, Scope, fields::FieldTable, object::ObjectParser};
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
@@ -78,15 +78,26 @@ impl OneCache {
 
     /// Lists these objects as JSON at `version`, which starts a history of its own.
     pub(crate) fn list_objects(&self, version: u64, objects: &[&str]) {
+        for commit in self.commits(version, objects) {
+            self.served.hub.batch().commit(commit, Instant::now());
+        }
+    }
+
+    /// Starts with these objects as a saved state of this age.
+    pub(crate) fn restore(&self, version: u64, objects: &[&str], age: Duration) {
+        for commit in self.commits(version, objects) {
+            let proven_at = Instant::now().checked_sub(age);
+            self.served.hub.start_unconfirmed(SavedState { commit, proven_at, message: String::new() });
+        }
+    }
+
+    fn commits(&self, version: u64, objects: &[&str]) -> Vec<Commit> {
         let version = ResourceVersion::new(version).unwrap();
         let mut writer = CacheWriter::default();
         let items = objects.iter().map(|json| self.served.parser.parse(json.as_bytes()).unwrap());
         let begin = std::iter::once(Update::ListBegin { reason: RelistReason::Expired });
         let updates = begin.chain(items.map(Update::ListItem)).chain([Update::ListEnd(version)]);
-        let commits = updates.filter_map(|update| writer.apply(update).unwrap());
-        for commit in commits {
-            self.served.hub.batch().commit(commit, Instant::now());
-        }
+        updates.filter_map(|update| writer.apply(update).unwrap()).collect()
     }
 
     fn proof<T>(&self, proved: T) -> Result<T, Refusal> {

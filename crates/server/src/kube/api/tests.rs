@@ -1,6 +1,9 @@
 //! Tests of the server that answers a request, each with passthrough and without.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::Uri;
@@ -20,9 +23,11 @@ use tower::service_fn;
 
 use super::*;
 use crate::{
+    client_info::ClientInfo,
     fallback_budget::KUBEFAN_FALLBACK,
     kube::{
         allowed_hosts::AllowedHosts,
+        answer::WatchHeaders,
         forward::{ForwardOptions, Forwarder},
     },
     reader::tests::{OneCache, allowed},
@@ -347,4 +352,42 @@ async fn a_forwarded_read_costs_one_review_of_its_token() {
     let Answer::Response(response) = answer else { panic!("a list has one response") };
     assert!(response.extensions().get::<FromUpstream>().is_some(), "no proof arrives: {}", response.status());
     assert_eq!(token_reviews.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_answer_from_a_saved_state_has_its_age_and_one_of_a_connection_a_warning() {
+    let catalog = OneCache::new();
+    catalog.restore(430, &[POD], Duration::from_secs(75));
+    let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
+    let upstream = KubeUpstream { forwarder: None, origins: None };
+    let api = KubeApi::new(catalog.reader(), upstream, options("", &[]), AuditLog::default(), metrics);
+    let headers = async |path: &str, client: &ClientInfo| {
+        let mut request = Request::get(format!("/api/v1/{path}")).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(client.clone());
+        match api.answer(request, StreamWaker::new(&ConnectionWaker::new(), 1)).await {
+            Answer::Watch(opened) => {
+                let mut headers = http::HeaderMap::new();
+                WatchHeaders::of(&opened, kubefan_model::Media::Json).put(&mut headers);
+                headers
+            }
+            Answer::Response(response) | Answer::Forwarded(response) => response.headers().clone(),
+        }
+    };
+    let connection = ClientInfo::default();
+    let reads = [
+        "pods?resourceVersion=0",
+        "namespaces/a/pods/p?resourceVersion=0",
+        "namespaces/a/pods/q?resourceVersion=0",
+        "pods?watch=1&resourceVersion=0",
+    ];
+    for (at, path) in reads.iter().enumerate() {
+        let headers = headers(path, &connection).await;
+        assert_eq!(headers["age"], "75", "{path}");
+        assert_eq!(headers[CACHE_STATUS], "kubefan; hit; ttl=-75; detail=saved-state", "{path}");
+        assert_eq!(headers.contains_key("warning"), at == 0, "{path}");
+    }
+    assert!(headers(reads[0], &ClientInfo::default()).await.contains_key("warning"), "another connection");
+    catalog.served.hub.confirmed();
+    let headers = headers(reads[0], &ClientInfo::default()).await;
+    assert_eq!((headers.get("age"), &headers[CACHE_STATUS]), (None, &http::HeaderValue::from_static("kubefan; hit")));
 }
