@@ -63,6 +63,7 @@ impl Caches {
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
             peers: None,
+            saved: None,
             seed: None,
         };
         let registry = Registry::new(context, setup.registry, metrics, stop.clone());

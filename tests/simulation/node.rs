@@ -182,6 +182,7 @@ impl Node {
             schema_check_interval: Duration::from_secs(10),
             cache_compression: options.cache_compression,
             peers: options.peers.then(|| self.peering.peers_of(self.number)),
+            saved: None,
             seed: Some(options.seed.wrapping_add(starts)),
         };
         let broken = options.broken_resource.then(|| BROKEN_RESOURCE.into());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kubefan_admission::GateLimits;
 use kubefan_cache::{RetainedLimits, RingLimits};
 use kubefan_informers::{
-    CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SizeLimits,
+    CacheContext, EncodingLimits, ListScheduler, OnDemandLimits, Registry, RegistryOptions, SavedStates, SizeLimits,
 };
 use kubefan_peer::Peers;
 use kubefan_upstream::{
@@ -25,6 +25,8 @@ pub(super) struct Caches {
     pub(super) source: Source,
     /// The replicas to start from.
     pub(super) peers: Option<Peers>,
+    /// The states on disk to start from.
+    pub(super) saved: Option<Arc<SavedStates>>,
     /// The memory budget.
     pub(super) memory_bytes_max: Option<usize>,
 }
@@ -45,7 +47,7 @@ impl Caches {
     }
 
     fn registry(self, Shared { config, upstream, metrics, stops }: Shared<'_>) -> Arc<Registry> {
-        let Self { source, peers, memory_bytes_max } = self;
+        let Self { source, peers, saved, memory_bytes_max } = self;
         let limit = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let encoding = |config: FormConfig| EncodingLimits {
             bytes_max: limit(config.bytes_max),
@@ -71,6 +73,7 @@ impl Caches {
             schema_check_interval: config.upstream.schema_check_interval,
             cache_compression: config.cache.compression == CacheCompression::Zstd,
             peers,
+            saved,
             seed: None,
         };
         let options = RegistryOptions {

@@ -41,6 +41,14 @@ pub enum AppError {
         /// The error.
         error: io::Error,
     },
+    /// The key of the saved states cannot be read.
+    #[error("--state-key-file {}: {message}", .path.display())]
+    StateKey {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        message: String,
+    },
     /// A server failed.
     #[error("{what} failed: {message}")]
     Server {

@@ -8,6 +8,7 @@
 //! | `Forwarding` | the forwarder of requests |
 //! | `Audit`, `ExportedTraces` | the audit log and the traces, and their writers |
 //! | `Caches` | the registry of all caches, and the task of the informers |
+//! | `Saving` | the task that saves the states of the caches |
 //! | `Callers` | the decisions about reads, and the modes in force |
 //! | `DataPort` | the server, and its task |
 //! | `AdminPort` | its task |
@@ -35,6 +36,7 @@ mod ports;
 mod rebalancing;
 pub mod reload;
 mod sampling;
+mod saving;
 mod seed;
 pub mod server_options;
 mod serving_admin;
@@ -51,6 +53,7 @@ use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Du
 use futures::{FutureExt, Stream, StreamExt, future::OptionFuture};
 use kubefan_access::TrustedCas;
 use kubefan_audit::AuditWriter;
+use kubefan_peer::saved::StateDir;
 use kubefan_server::{
     kube::forward::Forwarder,
     transport::listen::{Bound, Listener},
@@ -82,6 +85,7 @@ use self::{
     ports::Ports,
     rebalancing::Rebalancing,
     reload::WatchedFile,
+    saving::Saving,
     serving_admin::AdminPort,
     serving_certificate::{Acceptors, ServingCertificate},
     serving_data::{DataPort, DataPortHandle},
@@ -107,6 +111,7 @@ pub struct App {
     client_cas: Option<Arc<TrustedCas>>,
     audit: Audit,
     traces: ExportedTraces,
+    state_dir: Option<StateDir>,
     /// `None` if the configuration never changes.
     watched: Option<(WatchedFile, Arc<Notify>)>,
 }
@@ -246,6 +251,7 @@ impl App {
         let ports = Ports::build(&config).await?;
         let audit = Audit::build(&config, &metrics)?;
         let traces = ExportedTraces::build(&config, &metrics)?;
+        let state_dir = saving::open(&config)?;
         Ok(Self {
             config,
             upstream,
@@ -259,6 +265,7 @@ impl App {
             client_cas,
             audit,
             traces,
+            state_dir,
             watched: None,
         })
     }
@@ -308,8 +315,11 @@ impl App {
         let peers = peers::warm_start_peers(&config, peer_tls.clone(), own_port, memory.bytes_max());
         let lists_and_watches_at = source.name().to_owned();
         shared.spawn(source.clone().keep_probing(self.kubefan));
-        let caches = Caches { source, peers, memory_bytes_max: memory.bytes_max() };
+        let transfer_bytes_max = peers::transfer_bytes_max(&config, memory.bytes_max());
+        let saved = self.state_dir.map(|dir| saving::saved_states(dir, transfer_bytes_max));
+        let caches = Caches { source, peers, saved, memory_bytes_max: memory.bytes_max() };
         let CachesHandle { registry, informers } = caches.build(shared);
+        let saving = Saving::build(&config, &registry);
         let modes_change = self.watched.is_some() || config.serving.passthrough_on_alarm;
         let callers = Callers { client_cas: self.client_cas, modes_change };
         let CallersHandle { access, switches } = callers.build(shared, &registry);
@@ -334,6 +344,8 @@ impl App {
         info!(apiserver = upstream.server(), lists_and_watches_at, "started");
 
         let ended = until_drained(shutdown, &mut data, &mut admin, &stops.drain, config.serving.drain_timeout).await;
+        // The caches forget their states when they stop.
+        OptionFuture::from(saving.map(Saving::finish)).await;
         stops.stop.cancel();
         let steps = ShutdownSteps::default()
             .then("the audit log", OptionFuture::from(writer.map(AuditWriter::finish)).map(drop))

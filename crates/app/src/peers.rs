@@ -47,9 +47,14 @@ pub(super) fn warm_start_peers(
     let names = config.peer.peers.clone().filter(|_| config.peer.warm_start)?;
     let tls = tls?;
     let dial = DnsDial::new(names.into(), tls, own_port);
+    Some(Peers::new(Arc::new(dial), config.peer.timeout, transfer_bytes_max(config, memory_max)))
+}
+
+/// Returns the largest state of one cache that is copied from a peer or read from disk, in bytes.
+pub(super) fn transfer_bytes_max(config: &ServeConfig, memory_max: Option<usize>) -> u64 {
     // During a transfer no other memory can be released when memory is short.
     let half_of_memory = memory_max.map_or(TRANSFER_BYTES_MAX, |bytes| bytes as u64 / 2);
-    Some(Peers::new(Arc::new(dial), config.peer.timeout, config.peer.transfer_bytes_max.unwrap_or(half_of_memory)))
+    config.peer.transfer_bytes_max.unwrap_or(half_of_memory)
 }
 
 /// The port where peers copy caches, before it serves.

@@ -93,6 +93,13 @@ impl CachedSchema {
         applied
     }
 
+    /// Returns the schema of all cached objects. `None` if it is unknown, or if the objects are
+    /// still of an older one.
+    pub(super) fn of_all_objects(&self) -> Option<SchemaFingerprint> {
+        let schemas = self.lock();
+        schemas.current.clone().filter(|_| schemas.next.is_none())
+    }
+
     /// Returns the text that peers compare. `None` if the schema is unknown, or if the cached
     /// objects are still of an older one.
     pub(super) fn text(&self, served: &Served) -> Option<String> {

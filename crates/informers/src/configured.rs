@@ -9,9 +9,18 @@ use std::{
 };
 
 use kubefan_cache::{Phase, StreamEnd};
+use kubefan_fanout::Served;
 use kubefan_model::{GroupVersionResource, Media, Scope, object::ObjectParser};
-use kubefan_upstream::discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint};
-use tokio::{task::JoinSet, time::timeout};
+use kubefan_upstream::{
+    UpstreamError,
+    client::FORBIDDEN_GRACE,
+    discovery::{DiscoveryError, ResourceInfo, SchemaFingerprint},
+    identity::IdentityError,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -19,14 +28,22 @@ use super::{
     cache_entry::{Cache, StartedBy, UncachedReason},
     discovered::DiscoveredResource,
     failure_log::DiscoveryLog,
+    informer::StartFrom,
     registry::{NOT_ASKED, Registry},
     resource_media::ConfiguredResource,
     retry::Retry,
+    saved_resource::{self, SavedResource},
+    saved_states::OTHER_CLUSTER,
+    upstream_context::CacheContext,
 };
 
 /// The longest wait before the next look-up of a resource that does not exist: its CRD may be
 /// created meanwhile.
 const NOT_FOUND_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Time after which a saved state is served if upstream has not answered.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time between two questions meanwhile.
+const ANSWER_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Keeps the configured resources cached, without end, also when others are configured.
 pub(super) async fn keep_configured(registry: Arc<Registry>) {
@@ -78,10 +95,10 @@ fn forget(registry: &Registry, name: &str) {
 
 /// Keeps one configured resource cached, without end.
 async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, discovery_log: Arc<DiscoveryLog>) {
-    let ConfiguredResource { name, media } = resource;
     let mut retry = Retry::new(Some(registry.context.upstream.clone()), registry.context.generator());
     // Only the first start asks peers. Later, readers would wait for them.
-    let mut warm = true;
+    let mut warm = !run_saved(&registry, &resource, &mut retry).await;
+    let ConfiguredResource { name, media } = resource;
     loop {
         let mut wait_max = Duration::MAX;
         let mut failure = None;
@@ -91,7 +108,13 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, disc
                 match claim(&registry, &name, &media, &discovered) {
                     Ok(caches) => {
                         let warm = std::mem::take(&mut warm);
-                        let ended = run_caches(&registry, &name, caches, &discovered.schema, warm).await;
+                        let start = |cache: Arc<Cache>| {
+                            // Peers offer JSON only.
+                            let is_warm = warm && cache.served.parser.media() == Media::Json;
+                            (cache, if is_warm { StartFrom::Peers } else { StartFrom::List })
+                        };
+                        let caches = caches.into_iter().map(start).collect();
+                        let ended = run_caches(&registry, &name, caches, &discovered.schema).await;
                         if ended == Phase::NotCached {
                             registry.until_it_may_be_cached(&discovered.info.gvr, discovered.schema).await;
                         }
@@ -122,6 +145,155 @@ async fn keep_cached(registry: Arc<Registry>, resource: ConfiguredResource, disc
         }
         // The end of the limit is a reason to look again.
         let _ = timeout(wait_max, retry.wait_after(failure.as_ref())).await;
+    }
+}
+
+/// Serves the saved states of a configured resource while upstream does not answer, and then runs
+/// its caches until one of them ends. Returns false if none ran, so that peers may be asked.
+async fn run_saved(registry: &Arc<Registry>, resource: &ConfiguredResource, retry: &mut Retry) -> bool {
+    let ConfiguredResource { name, media } = resource;
+    let context = &registry.context;
+    if context.saved.is_none() {
+        return false;
+    }
+    let Some(unanswered) = unanswered(registry, name).await else { return false };
+    let Some(saved) = saved_resource::find(context, name).await else { return false };
+    let Ok(caches) = claim(registry, name, media, &saved.discovered) else { return false };
+    let mut starts = Vec::new();
+    for cache in &caches {
+        let start = if cache.served.parser.media() == Media::Json {
+            saved_start(context, &cache.served, &saved, &unanswered).await
+        } else {
+            StartFrom::List
+        };
+        starts.push((cache.clone(), start));
+    }
+    let end = |reason: StreamEnd| {
+        registry.set_uncached(name, UncachedReason { phase: Phase::Syncing, message: reason.to_string() });
+        for cache in &caches {
+            cache.served.hub.close(Phase::Syncing, reason.clone());
+            registry.caches.remove(cache);
+        }
+        registry.changed();
+    };
+    if !starts.iter().any(|(_, start)| matches!(start, StartFrom::Saved(_))) {
+        end(StreamEnd::Stopped(unanswered));
+        return false;
+    }
+    registry.uncached.remove(name);
+    registry.changed();
+    if let Some(stop) = until_answered(registry, resource, &caches, retry).await {
+        if matches!(stop, StreamEnd::NotFound(_) | StreamEnd::Forbidden(_)) {
+            for cache in &caches {
+                context.remove_saved(&cache.served).await;
+            }
+        }
+        end(stop);
+        return false;
+    }
+    let SavedResource { discovered, .. } = saved;
+    let ended = run_caches(registry, name, starts, &discovered.schema).await;
+    if ended == Phase::NotCached {
+        registry.until_it_may_be_cached(&discovered.info.gvr, discovered.schema).await;
+    }
+    true
+}
+
+/// Asks upstream for a resource until it answers. Returns the reason if it does not in time.
+async fn unanswered(registry: &Registry, name: &str) -> Option<String> {
+    let mut last = format!("no answer from the apiserver within {ANSWER_TIMEOUT:?}");
+    let asking = async {
+        // Any other answer is better than a file, also if it denies the resource.
+        while let Err(DiscoveryError::Upstream(error)) = registry.discover("", "", name).await
+            && error.is_passing()
+        {
+            last = error.to_string();
+            sleep(error.retry_after().unwrap_or_default().max(ANSWER_INTERVAL)).await;
+        }
+    };
+    let has_answered = timeout(ANSWER_TIMEOUT, asking).await.is_ok();
+    if has_answered { None } else { Some(last) }
+}
+
+/// Serves the saved state of a cache. Returns the state that its informer starts from.
+async fn saved_start(context: &CacheContext, served: &Served, saved: &SavedResource, message: &str) -> StartFrom {
+    if let Some(mut state) = saved_resource::read(context, served, saved.schema.clone()).await
+        && state.serve(context, served, message).await
+    {
+        return StartFrom::Saved(Box::new(state));
+    }
+    StartFrom::Peers
+}
+
+/// Waits until upstream describes the resource of these caches, which are served meanwhile. Returns
+/// the reason if they must not be served any longer.
+async fn until_answered(
+    registry: &Arc<Registry>,
+    resource: &ConfiguredResource,
+    caches: &[Arc<Cache>],
+    retry: &mut Retry,
+) -> Option<StreamEnd> {
+    let context = &registry.context;
+    let name = &resource.name;
+    let mut denied_since = None;
+    loop {
+        let failure = match registry.discover("", "", name).await {
+            Ok(found) if caches.iter().all(|cache| found.is_of(&cache.served)) => {
+                retry.reset();
+                return None;
+            }
+            Ok(_) => {
+                let message = format!("{name} is served with another schema than when its state was saved");
+                NotContinued { end: Some(StreamEnd::Rewritten(message.clone())), message, cause: None }
+            }
+            Err(error) => {
+                let is_denied = matches!(error, DiscoveryError::Upstream(UpstreamError::Forbidden { .. }));
+                denied_since = is_denied.then(|| denied_since.unwrap_or_else(Instant::now));
+                NotContinued::of(error, denied_since)
+            }
+        };
+        let NotContinued { end, message, cause } = failure;
+        if let Some(end) = end {
+            match context.upstream.confirm().await {
+                Ok(()) => return Some(end),
+                Err(IdentityError::OtherCluster { .. }) => {
+                    context.drop_unconfirmed().await;
+                    return Some(StreamEnd::Rewritten(OTHER_CLUSTER.to_owned()));
+                }
+                // Another cluster may have answered.
+                Err(_) => {}
+            }
+        }
+        for cache in caches {
+            cache.served.hub.trouble(message.clone());
+        }
+        retry.wait_after(cause.as_ref()).await;
+    }
+}
+
+/// The reason why a saved state does not continue yet.
+struct NotContinued {
+    /// `Some` if it must not be served any longer.
+    end: Option<StreamEnd>,
+    message: String,
+    /// The failed request.
+    cause: Option<UpstreamError>,
+}
+
+impl NotContinued {
+    /// A failure of discovery. Upstream denies it since `denied_since`, if it does.
+    fn of(error: DiscoveryError, denied_since: Option<Instant>) -> Self {
+        let message = error.to_string();
+        let is_missing = matches!(error, DiscoveryError::UnknownResource { .. });
+        // An apiserver that has just started denies everything for a moment.
+        let is_denied = denied_since.is_some_and(|since| since.elapsed() >= FORBIDDEN_GRACE);
+        let end = if is_missing {
+            Some(StreamEnd::NotFound(message.clone()))
+        } else {
+            is_denied.then(|| StreamEnd::Forbidden(message.clone()))
+        };
+        let cause = if let DiscoveryError::Upstream(error) = error { Some(error) } else { None };
+        Self { end, message, cause }
     }
 }
 
@@ -169,16 +341,15 @@ fn claim(
 async fn run_caches(
     registry: &Arc<Registry>,
     name: &str,
-    caches: Vec<Arc<Cache>>,
+    starts: Vec<(Arc<Cache>, StartFrom)>,
     schema: &Option<SchemaFingerprint>,
-    warm: bool,
 ) -> Phase {
     registry.uncached.remove(name);
     let mut informers = JoinSet::new();
-    for cache in &caches {
-        // Peers offer JSON only.
-        let warm = warm && cache.served.parser.media() == Media::Json;
-        informers.spawn(registry.clone().supervise(cache.clone(), None, schema.clone(), warm));
+    let mut caches = Vec::new();
+    for (cache, start) in starts {
+        informers.spawn(registry.clone().supervise(cache.clone(), None, schema.clone(), start));
+        caches.push(cache);
     }
     let reason = match informers.join_next().await {
         Some(Ok(ended)) => ended.reason,

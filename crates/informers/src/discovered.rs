@@ -62,6 +62,11 @@ impl DiscoveredResource {
             .ok_or_else(|| format!("{gvr} has selectable fields that kubefan cannot read from protobuf"))
     }
 
+    /// Whether a cache is of this resource, and can serve it without being set up again.
+    pub(super) fn is_of(&self, served: &Served) -> bool {
+        self.info.gvr == served.gvr && self.matches(served)
+    }
+
     /// Whether a cache can serve this resource without being set up again: its names and selectable
     /// fields are the same.
     pub(super) fn matches(&self, served: &Served) -> bool {

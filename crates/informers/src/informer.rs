@@ -21,6 +21,7 @@ mod apply;
 mod confirmation;
 mod informer_state;
 mod next;
+mod start_saved;
 
 use std::{pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -53,11 +54,24 @@ use super::{
     list_scheduler::{ListPermit, ListPriority},
     planned_relist::{DueRelist, PlannedRelist},
     retry::Retry,
+    saved_resource::UnconfirmedState,
     shape::{CheckStart, ShapeCheck, check_shape, other_shape_message},
     stop_reason::Stopped,
     upstream_context::CacheContext,
     warm_start::warm_start,
 };
+
+/// The state that an informer starts with.
+#[derive(Default)]
+pub(super) enum StartFrom {
+    /// None: it lists.
+    #[default]
+    List,
+    /// That of a peer, or else of the process before, once upstream has confirmed it.
+    Peers,
+    /// One of the process before that is served already, because upstream did not answer.
+    Saved(Box<UnconfirmedState>),
+}
 
 /// Time for which a list may hold its permit without receiving anything.
 const LIST_STALL_MAX: Duration = Duration::from_secs(30);
@@ -75,6 +89,8 @@ pub(super) struct Informer {
     random: StdRng,
     planned_relist: Arc<PlannedRelist>,
     failures: FailureLog,
+    /// The state that the first step continues from.
+    start: StartFrom,
     /// Decides the needs of the next step.
     state: InformerState,
     /// Held for as long as `state` has a list with a permit.
@@ -89,7 +105,7 @@ const READ_YIELDS: usize = 2;
 const EVENTS_PER_WAKE_MAX: usize = 64;
 
 impl Informer {
-    /// Creates an informer that does not run yet. With `warm` it asks peers before it lists.
+    /// Creates an informer that does not run yet.
     pub(super) fn new(
         context: CacheContext,
         served: Served,
@@ -97,7 +113,7 @@ impl Informer {
         prover: Arc<Prover>,
         planned_relist: Arc<PlannedRelist>,
         quota: Option<CacheQuota>,
-        warm: bool,
+        start: StartFrom,
     ) -> Self {
         let reflector = context.standing_reflector_for(&served);
         let random = context.generator();
@@ -117,7 +133,8 @@ impl Informer {
             random,
             planned_relist,
             failures: FailureLog::default(),
-            state: InformerState::Starting { asks_peers: warm },
+            state: InformerState::Starting { asks_peers: matches!(start, StartFrom::Peers) },
+            start,
             permit: None,
             due_relist: None,
         }
@@ -138,8 +155,10 @@ impl Informer {
         {
             return too_large.into();
         }
-        if matches!(self.state, InformerState::Starting { asks_peers: true }) {
-            self.start_warm(&mut unannounced.batch).await;
+        match std::mem::take(&mut self.start) {
+            StartFrom::List => {}
+            StartFrom::Peers => self.start_warm(&mut unannounced.batch).await,
+            StartFrom::Saved(state) => self.start_saved(&mut unannounced.batch, *state).await,
         }
         self.follow(Event::Started);
         loop {
@@ -181,11 +200,14 @@ impl Informer {
         }
     }
 
-    /// Starts with the state and history of a peer, if one can send them. Otherwise the first step
-    /// lists.
+    /// Starts with the state and history of a peer, or of the process before, if there are any.
+    /// Otherwise the first step lists.
     async fn start_warm(&mut self, batch: &mut CommitBatch) {
         let taken = warm_start(&self.context, &self.served, &self.schema, &mut self.random).await;
-        let Some((ReceivedCache { commit, writer, .. }, proven_at)) = taken else { return };
+        let Some((ReceivedCache { commit, writer, .. }, proven_at)) = taken else {
+            self.start_from_file(batch).await;
+            return;
+        };
         self.reflector.resume_from(commit.version);
         self.writer = writer;
         if let Some(at) = proven_at {
@@ -357,7 +379,7 @@ impl Informer {
         }
         let hub = &self.served.hub;
         match error.upstream() {
-            Some(UpstreamError::Forbidden { message }) => self.forbidden(message),
+            Some(UpstreamError::Forbidden { message }) => self.forbidden(message).await,
             Some(UpstreamError::NotCached { message }) => {
                 let resource = &self.served.gvr;
                 let message = format!("{resource} is not cached by the kubefan at --upstream: {message}");
@@ -409,7 +431,7 @@ impl Informer {
         }
     }
 
-    fn forbidden(&mut self, message: &str) {
+    async fn forbidden(&mut self, message: &str) {
         let hub = &self.served.hub;
         let message = format!("the apiserver denies kubefan {}: {message}", self.served.gvr);
         let is_recent = self.state.denied_since().is_none_or(|since| since.elapsed() < FORBIDDEN_GRACE);
@@ -419,6 +441,7 @@ impl Informer {
         }
         // Objects that kubefan may not read must not be served from memory either.
         hub.close(Phase::Forbidden, StreamEnd::Forbidden(message));
+        self.context.remove_saved(&self.served).await;
         self.writer = CacheWriter::new(self.context.cache_compression);
         self.relist(RelistReason::Forbidden);
     }

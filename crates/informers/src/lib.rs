@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   list_scheduler                   the order of lists upstream
+//!   saved_states                     the states on disk, and the hubs that serve them
 //!   upstream_context                 clients and options that all caches share
 //!   retry, planned_relist,           retries, relists, limits and failure logs of one cache
 //!     read_limit, failure_log
@@ -13,6 +14,7 @@
 //!   discovered, cache_quota,         the facts and limits of one resource, its configured media, a
 //!     resource_media, missing_right    missing right
 //!   cached_schema, shape, schema     the schema and shape of a cache, and checks for changes
+//!   saved_resource                   the start of a cache from a state on disk
 //!   backfiller, version_lookup,      requests to upstream on behalf of one cache
 //!     state_comparison, consistency,
 //!     warm_start
@@ -21,8 +23,9 @@
 //!   cache_map                        all caches, by identity and by resource
 //!   registry                         the map of all caches, and the task of each
 //!   configured, on_demand,           policies: create, check, limit and offer caches (to peers),
-//!     self_check, memory_pressure,     and report readiness
-//!     offered_caches, readiness
+//!     self_check, memory_pressure,     and report readiness; save them
+//!     offered_caches, readiness,
+//!     state_saver
 //!   lookup, background_tasks         the servers' view of the registry; its background tasks
 //! ```
 
@@ -52,11 +55,14 @@ mod readiness;
 mod registry;
 mod resource_media;
 mod retry;
+mod saved_resource;
+mod saved_states;
 mod schema;
 mod self_check;
 mod shape;
 mod shared_bytes;
 mod state_comparison;
+mod state_saver;
 mod stop_reason;
 mod upstream_context;
 mod version_lookup;
@@ -68,4 +74,6 @@ pub use lookup::CacheCatalog;
 pub use readiness::Readiness;
 pub use registry::{Registry, RegistryOptions};
 pub use resource_media::ConfiguredResource;
+pub use saved_states::SavedStates;
+pub use state_saver::{SaveLimits, StateSaver};
 pub use upstream_context::CacheContext;

@@ -37,6 +37,7 @@ use super::{
     cache_entry::{Cache, CacheEnd, CacheId, StartedBy},
     cache_quota::{CacheLimits, CacheQuota, EncodingBudget, EncodingLimits},
     discovered::{DiscoveredResource, not_built_in},
+    informer::StartFrom,
     on_demand_eviction::{self, OnDemandPlace, Room, ScopedResource},
     registry::{RefusedCache, Registry},
     resource_media::CONFIGURABLE,
@@ -233,7 +234,11 @@ impl Registry {
         let known = discovered.schema.clone();
         tokio::spawn(async move {
             // No warm start: a peer's cache may exceed the quota.
-            let ended = guard.registry.clone().supervise(guard.cache.clone(), Some(quota), known.clone(), false).await;
+            let ended = guard
+                .registry
+                .clone()
+                .supervise(guard.cache.clone(), Some(quota), known.clone(), StartFrom::List)
+                .await;
             let is_not_cached = ended.reason.phase == Phase::NotCached;
             guard.ended = Some(ended);
             let registry = guard.registry.clone();

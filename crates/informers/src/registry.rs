@@ -31,7 +31,7 @@ use super::{
     cached_schema::CachedSchema,
     consistency::Prover,
     discovered::DiscoveredResource,
-    informer::Informer,
+    informer::{Informer, StartFrom},
     missing_right::MissingRight,
     resource_media::ConfiguredResource,
     schema::{follow_schema, schema_changes},
@@ -309,13 +309,13 @@ impl Registry {
     }
 
     /// Runs one cache until it ends, and returns the reason. `known` is the schema of the cache's
-    /// fields. If `warm` is set, the cache may start with the state of a peer.
+    /// fields, and `start` the state that it begins with.
     pub(super) async fn supervise(
         self: Arc<Self>,
         cache: Arc<Cache>,
         quota: Option<CacheQuota>,
         known: Option<SchemaFingerprint>,
-        warm: bool,
+        start: StartFrom,
     ) -> CacheEnd {
         let served = &cache.served;
         let hub = &served.hub;
@@ -329,7 +329,7 @@ impl Registry {
             end_token.cancelled().await;
             Stopped::TooLarge(message)
         };
-        let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, quota, warm);
+        let informer = Informer::new(self.context.clone(), served.clone(), schema, prover, planned, quota, start);
         let stopped = tokio::select! {
             biased;
             () = cache.stop.cancelled() => {
@@ -348,6 +348,7 @@ impl Registry {
             Stopped::NotFound(message) => {
                 info!(resource = %served.gvr, "no longer served by the apiserver");
                 hub.close(Phase::NotFound, StreamEnd::NotFound(message.clone()));
+                self.context.remove_saved(served).await;
                 ended(Phase::NotFound, message, false)
             }
             Stopped::Rewritten(message) => {

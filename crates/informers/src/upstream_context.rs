@@ -8,7 +8,10 @@ use std::{sync::Arc, time::Duration};
 
 use kubefan_fanout::Served;
 use kubefan_model::ResourceVersion;
-use kubefan_peer::Peers;
+use kubefan_peer::{
+    Peers,
+    saved::{Endpoint, StateName},
+};
 use kubefan_telemetry::metrics::WatchPurpose;
 use kubefan_upstream::{
     Source, SourceReflector, TieredReflector, Upstream, UpstreamError,
@@ -19,7 +22,7 @@ use kubefan_upstream::{
 };
 use rand::{SeedableRng, rngs::StdRng};
 
-use super::list_scheduler::ListScheduler;
+use super::{list_scheduler::ListScheduler, saved_states::SavedStates};
 
 /// The reason why the version of the cluster is not known.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +56,8 @@ pub struct CacheContext {
     pub cache_compression: bool,
     /// The peers that configured caches start from. `None` if every cache starts with a list.
     pub peers: Option<Peers>,
+    /// The states on disk. `None` if none are saved.
+    pub saved: Option<Arc<SavedStates>>,
     /// The seed of all jitter, for simulations. `None` draws it at random.
     pub seed: Option<u64>,
 }
@@ -62,6 +67,31 @@ impl CacheContext {
     #[expect(clippy::disallowed_methods, reason = "randomness enters here; code below takes it as a parameter")]
     pub(super) fn generator(&self) -> StdRng {
         self.seed.map_or_else(|| StdRng::from_rng(&mut rand::rng()), StdRng::seed_from_u64)
+    }
+
+    /// Returns the servers that a state must be of to be served without them.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            apiserver: self.upstream.server().to_owned(),
+            ca: self.upstream.trusted_ca().fingerprints(),
+            source: self.source.name().to_owned(),
+        }
+    }
+
+    /// Ends every stream of a saved state that is not confirmed, because another cluster answers.
+    pub(super) async fn drop_unconfirmed(&self) {
+        if let Some(saved) = &self.saved {
+            saved.drop_unconfirmed(&self.upstream).await;
+        }
+    }
+
+    /// Removes the saved state of a cache, which must not be served after the next start.
+    pub(super) async fn remove_saved(&self, served: &Served) {
+        if let Some(saved) = &self.saved
+            && let Ok(name) = StateName::of(&served.gvr, &served.scope)
+        {
+            saved.remove(name).await;
+        }
     }
 
     /// Returns the list and watch target of a cache.

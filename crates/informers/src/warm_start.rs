@@ -12,6 +12,9 @@
 //! start saves, and a resource version already names one content of an object. An answer from
 //! another kubefan's cache does not count as a confirmation, because that cache may have the same
 //! error.
+//!
+//! A state on disk ([`super::saved_resource`]) is compared in the same way, also if it is served
+//! already because upstream did not answer.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +28,10 @@ use rand::Rng;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use super::{cached_schema::CachedSchema, list_scheduler::ListPriority, upstream_context::CacheContext};
+use super::{
+    cached_schema::CachedSchema, list_scheduler::ListPriority, saved_states::OTHER_CLUSTER,
+    upstream_context::CacheContext,
+};
 
 /// The most keys that a log line names.
 const KEYS_MAX: usize = 10;
@@ -43,18 +49,42 @@ enum ColdStart {
     Unidentified,
     #[error("upstream's metadata could not be read: {0}")]
     Unchecked(#[from] UpstreamError),
-    #[error("the peer's state at version {version} differs from upstream's: {count} objects differ, among them {keys}")]
-    Different { version: ResourceVersion, count: usize, keys: String },
+    // Readers may see this text, and not every key.
+    #[error(
+        "the state at version {version} differs from upstream's: {count} objects differ, and {surplus} are missing \
+         upstream"
+    )]
+    Different { version: ResourceVersion, count: usize, surplus: usize, keys: String },
+    #[error("upstream has only reached version {reached}, and the state is at {version}")]
+    Behind { version: ResourceVersion, reached: ResourceVersion },
+    #[error("upstream cannot be asked for the state's version {version} any more: {reason}")]
+    TooOld { version: ResourceVersion, reason: String },
     #[error("no warm start within {0:?} (tuning.peerTimeout)")]
     Timeout(std::time::Duration),
 }
 
 impl ColdStart {
+    /// Turns missing objects into a state that may be right, because upstream's is a later one. An
+    /// object that differs at an older version is a contradiction at any time.
+    fn or_too_old(self, version: ResourceVersion) -> Self {
+        match self {
+            Self::Different { count: 0, .. } => Self::TooOld { version, reason: self.to_string() },
+            error => error,
+        }
+    }
+
+    /// The keys of some objects that differ.
+    fn keys(&self) -> &str {
+        if let Self::Different { keys, .. } = self { keys } else { "" }
+    }
+
     fn result(&self) -> WarmStart {
         match self {
             Self::Peer(PeerError::NoOtherReplica) => WarmStart::Alone,
             Self::Peer(_) | Self::Identity(_) | Self::Unidentified | Self::UnknownSchema => WarmStart::Failed,
-            Self::Unchecked(_) | Self::Different { .. } => WarmStart::Unconfirmed,
+            Self::Unchecked(_) | Self::Different { .. } | Self::Behind { .. } | Self::TooOld { .. } => {
+                WarmStart::Unconfirmed
+            }
             Self::Timeout(_) => WarmStart::Timeout,
         }
     }
@@ -93,7 +123,7 @@ pub(super) async fn warm_start(
             None
         }
         Err(error) => {
-            warn!(%resource, scope, %error, "cold start");
+            warn!(%resource, scope, %error, keys = error.keys(), "cold start");
             None
         }
     }
@@ -123,11 +153,60 @@ async fn fetch_confirmed(
     };
     let (peer, restored) = peers.fetch(&wanted, decoder, random).await?;
     info!(resource = %served.gvr, scope = served.scope.namespace(), %peer, "received a peer's cache; comparing it with upstream");
-    let _permit = context.lists.acquire(ListPriority::First).await;
     let proven_at = confirm(context, served, &restored.commit.store, restored.commit.version).await?;
-    // Another cluster's objects confirm nothing.
-    context.upstream.confirm().await?;
     Ok((restored, proven_at))
+}
+
+/// Relation of upstream to a saved state.
+pub(super) enum SavedCheck {
+    /// It is upstream's state at its version. The time is that of the proof that it is the current
+    /// one, if it is.
+    Confirmed(Option<Instant>),
+    /// Upstream no longer has its version, and its present state differs, as it may.
+    TooOld(String),
+    /// It is not upstream's state.
+    Refuted(String),
+    /// Another cluster answers.
+    OtherCluster(String),
+    /// Upstream did not answer.
+    Unanswered { message: String, cause: Option<UpstreamError> },
+}
+
+/// Compares a saved state of a cluster with upstream.
+pub(super) async fn check_saved(
+    context: &CacheContext,
+    served: &Served,
+    cluster: &str,
+    store: &Store,
+    version: ResourceVersion,
+) -> SavedCheck {
+    let checked = async {
+        context.upstream.confirm().await?;
+        if context.upstream.proven_identity().as_deref() != Some(cluster) {
+            return Ok(None);
+        }
+        confirm(context, served, store, version).await.map(Some)
+    };
+    let error = match checked.await {
+        Ok(Some(proven_at)) => return SavedCheck::Confirmed(proven_at),
+        Ok(None) => return SavedCheck::OtherCluster(OTHER_CLUSTER.to_owned()),
+        Err(error) => error,
+    };
+    let message = error.to_string();
+    match error {
+        ColdStart::Identity(IdentityError::OtherCluster { .. }) => SavedCheck::OtherCluster(message),
+        ColdStart::Different { .. } | ColdStart::Behind { .. } => {
+            warn!(resource = %served.gvr, scope = served.scope.namespace(), %error, keys = error.keys(), "the saved state is wrong");
+            SavedCheck::Refuted(message)
+        }
+        ColdStart::TooOld { .. } => SavedCheck::TooOld(message),
+        // The list decides what such a failure means.
+        ColdStart::Unchecked(cause) if !cause.is_passing() => SavedCheck::TooOld(message),
+        ColdStart::Identity(IdentityError::Unanswered(cause)) | ColdStart::Unchecked(cause) => {
+            SavedCheck::Unanswered { message, cause: Some(cause) }
+        }
+        _ => SavedCheck::Unanswered { message, cause: None },
+    }
 }
 
 /// Whether a correct state is also the current one.
@@ -138,13 +217,26 @@ enum StateAge {
     Outdated,
 }
 
-/// Confirms that upstream has exactly this state.
+/// Confirms that upstream has exactly this state, and is the known cluster.
 ///
 /// The first comparison is with the current state, because only it also proves the freshness of the
 /// peer's state; then the result is the time of that proof. If there were changes since, the state
 /// is compared at its own version, or with the current state again if upstream no longer has that
 /// version.
 async fn confirm(
+    context: &CacheContext,
+    served: &Served,
+    store: &Store,
+    version: ResourceVersion,
+) -> Result<Option<Instant>, ColdStart> {
+    let _permit = context.lists.acquire(ListPriority::First).await;
+    let proven_at = compare_with_upstream(context, served, store, version).await?;
+    // Another cluster's objects confirm nothing.
+    context.upstream.confirm().await?;
+    Ok(proven_at)
+}
+
+async fn compare_with_upstream(
     context: &CacheContext,
     served: &Served,
     store: &Store,
@@ -162,10 +254,23 @@ async fn confirm(
     }
     let exact = MetadataPages::new(context.upstream.clone(), target.clone(), version);
     match compare(exact, store, version, false).await {
-        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => compare(current(), store, version, false).await?,
+        Err(ColdStart::Unchecked(UpstreamError::Gone { .. })) => {
+            compare(current(), store, version, false).await.map_err(|error| error.or_too_old(version))?
+        }
+        // The cluster may not have reached the version: etcd was restored from a backup.
+        Err(ColdStart::Unchecked(error)) if is_about_the_version(&error) => {
+            return Err(ColdStart::TooOld { version, reason: error.to_string() });
+        }
         done => done?,
     };
     Ok(None)
+}
+
+/// Whether a list at an exact version fails because of that version, so that a repetition would
+/// fail, too.
+fn is_about_the_version(error: &UpstreamError) -> bool {
+    !error.is_passing()
+        || matches!(error, UpstreamError::VersionTooLarge { .. } | UpstreamError::Server { code: 500, .. })
 }
 
 /// Compares a state at `version` with a list of upstream's metadata.
@@ -204,15 +309,32 @@ async fn compare(
             }
         }
     }
-    let surplus = store.len() - found.min(store.len());
-    if surplus > 0 {
-        keys.push(format!("{surplus} that upstream does not have"));
+    // A consistent list that has not reached `version` is of another history: etcd was restored.
+    if let Some(reached) = pages.version().filter(|reached| *reached < version.whole()) {
+        return Err(ColdStart::Behind { version, reached });
     }
-    match count + surplus {
-        // A cluster that has not reached `version` has another history, so it does not prove that
-        // the state is current.
-        0 if pages.version() >= Some(version.whole()) => Ok(StateAge::Current),
-        0 => Ok(StateAge::Outdated),
-        count => Err(ColdStart::Different { version, count, keys: keys.join(", ") }),
+    let surplus = store.len() - found.min(store.len());
+    if count + surplus > 0 {
+        return Err(ColdStart::Different { version, count, surplus, keys: keys.join(", ") });
+    }
+    Ok(StateAge::Current)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_are_not_told_the_keys_of_objects_that_differ() {
+        let version = ResourceVersion::new(5).unwrap();
+        let keys = "payments/merger".to_owned();
+        let different = |count| ColdStart::Different { version, count, surplus: 1, keys: keys.clone() };
+        assert_eq!(different(2).keys(), "payments/merger", "they are logged");
+        for count in [0, 2] {
+            let text = different(count).or_too_old(version).to_string();
+            assert!(!text.contains("merger"), "{text}");
+        }
+        assert!(matches!(different(0).or_too_old(version), ColdStart::TooOld { .. }), "it may have been deleted since");
+        assert!(matches!(different(1).or_too_old(version), ColdStart::Different { .. }), "no time explains it");
     }
 }

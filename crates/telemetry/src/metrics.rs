@@ -13,6 +13,7 @@ mod labels;
 mod managed_tls;
 mod moved_watches;
 mod register;
+mod saved_states;
 mod span_export;
 
 use std::sync::Arc;
@@ -26,9 +27,12 @@ pub use self::{
     cache::{CacheGauges, CacheMetrics, GzipPieces, UpstreamWatchGuard},
     config_reload::ReloadMetrics,
     fallback::FallbackMetrics,
-    labels::{ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
+    labels::{
+        ConnectionEnd, Lag, PassthroughRefusal, Proof, Resume, SavedStart, SelfCheck, Transfer, WarmStart, WatchPurpose,
+    },
     managed_tls::ManagedTlsMetrics,
     moved_watches::RebalanceMetrics,
+    saved_states::SavedStateMetrics,
     span_export::TraceMetrics,
 };
 use self::{cache::CacheFamilies, register::Registrar};

@@ -233,6 +233,7 @@ impl Rig {
             schema_check_interval: setup.schema_check_interval,
             cache_compression: setup.cache_compression,
             peers: setup.peers,
+            saved: None,
             seed: setup.seed,
         };
         let stop = CancellationToken::new();

@@ -1,7 +1,7 @@
 //! The section "Cache": the resources that are cached from the start, and the history that is
 //! retained of each.
 
-use std::time;
+use std::{path::PathBuf, time};
 
 use kubefan_informers::ConfiguredResource;
 use serde::Deserialize;
@@ -43,6 +43,13 @@ section! {
     #[arg(short = 'n', value_delimiter = ',')]
     namespaces as namespace("NAME"): Vec<String>
         => namespaces: Vec<String>, names(is_namespace, "no name of a namespace");
+    /// Save the caches of --resource in this directory, history included, and start from them. A
+    /// start while the apiserver is away serves them as stale, to callers that need no review. Only
+    /// this user may write the files. Secrets are not saved without --state-key-file.
+    state_dir("DIR"): PathBuf => state_dir: Option<PathBuf>, optional(any);
+    /// Encrypt the saved caches with the key in this file, 32 bytes in base64, and save Secrets
+    /// too.
+    state_key_file("FILE"): PathBuf => state_key_file: Option<PathBuf>, optional(any);
 
     [keys]
     /// Bytes of past events per resource, packed. Raise it if streams fall behind or resumes need
@@ -60,6 +67,12 @@ section! {
     /// if clients come back after hours and get snapshots.
     /// [default: a twentieth of the cached JSON, at least 4Mi]
     limits.conflated_bytes_max("SIZE"): ByteSize => conflated_bytes_max: Option<u64>, optional(size(1));
+    /// Bytes that are written to --state-dir in a minute, on average. Raise it if large caches are
+    /// saved too seldom, lower it if it wears the disk.
+    limits.state_bytes_per_minute("SIZE"): ByteSize = ByteSize(64 << 20) => state_bytes_per_minute: u64, size(1 << 20);
+    /// The time between two looks for caches that have to be saved in --state-dir. A crash loses
+    /// the history since the last one. Shorten it if that is too much.
+    tuning.state_interval("DURATION"): Duration = Duration::from_secs(30) => state_interval: time::Duration, wait;
     /// Pack the cached objects: less memory, more work for each snapshot, list and get. Past events
     /// are always packed. Choose zstd if caches do not fit into memory.
     tuning.cache_compression("off or zstd"): CacheCompression = CacheCompression::Off => compression: CacheCompression, any;

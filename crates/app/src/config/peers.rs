@@ -144,8 +144,8 @@ section! {
     rebalance("BOOL"): bool;
 
     [keys]
-    /// The largest copy of one resource, uncompressed. Raise it if a large resource is listed at a
-    /// start because its copy is refused.
+    /// The largest copy of one resource, from a replica or in --state-dir, uncompressed. Raise it
+    /// if a large resource is listed at a start because its copy is refused.
     /// [default: half of --memory-max; 4Gi if there is no memory limit]
     limits.peer_transfer_bytes_max("SIZE"): ByteSize => transfer_bytes_max: Option<u64>, optional(size(1 << 20));
     /// Start by listing, even if --peers is given. Turn it on if you distrust the state of the

@@ -201,6 +201,9 @@ impl ServeConfig {
         if serving.passthrough_on_alarm {
             access.require("tuning.passthroughOnAlarm", &[Requirement::Forwarding])?;
         }
+        if self.cache.state_key_file.is_some() && self.cache.state_dir.is_none() {
+            return ConfigError::contradiction("--state-key-file needs --state-dir");
+        }
         self.modes.check(*access)?;
         given.peer.check(matches!(serving.tls, Some(TlsSource::Managed(_))))?;
         if self.cache.resources.is_empty() && !self.on_demand.is_on {

@@ -89,6 +89,11 @@ impl Informer {
         hub.metrics().watch_restart(error.reason());
         self.failures.log_unconfirmed(&self.served, error);
         hub.trouble(error.to_string());
+        let source = self.reflector.source();
+        if self.context.upstream.is_doubted() || !source.is_kubefan() && source.is_doubted() {
+            // It may be this cache alone that asks.
+            self.context.drop_unconfirmed().await;
+        }
         let cause = if let IdentityError::Unanswered(cause) = error { Some(cause) } else { None };
         self.wait_after(cause).await;
     }

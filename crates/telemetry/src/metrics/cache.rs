@@ -9,6 +9,7 @@ use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounte
 use super::{
     labels::{Lag, Proof, Resume, SelfCheck, Transfer, WarmStart, WatchPurpose},
     register::Registrar,
+    saved_states::{SavedStateFamilies, SavedStateMetrics},
 };
 
 /// The labels of every metric of a cache.
@@ -30,6 +31,7 @@ pub(super) struct CacheFamilies {
     resumes: IntCounterVec,
     lags: IntCounterVec,
     warm_starts: IntCounterVec,
+    saved_states: SavedStateFamilies,
     transfers: IntCounterVec,
     relists: IntCounterVec,
     self_checks: IntCounterVec,
@@ -131,6 +133,7 @@ impl CacheFamilies {
                 "Attempts to start a cache from a peer, by result.",
                 &with("result"),
             )?,
+            saved_states: SavedStateFamilies::new(register, LABELS)?,
             transfers: register.counters(
                 "kubefan_transfers_total",
                 "Transfers of a cache to a peer, by result.",
@@ -250,6 +253,8 @@ pub struct CacheMetrics {
     version: Gauge,
     staleness: Gauge,
     all: Arc<CacheFamilies>,
+    /// The metrics of the saved state.
+    pub saved_states: SavedStateMetrics,
     labels: [String; 4],
 }
 
@@ -355,6 +360,7 @@ impl CacheMetrics {
             ring_age: all.ring_age.with_label_values(&base),
             version: all.version.with_label_values(&base),
             staleness: all.staleness.with_label_values(&base),
+            saved_states: all.saved_states.of(base),
             all: all.clone(),
             labels,
         }

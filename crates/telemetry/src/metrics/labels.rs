@@ -215,6 +215,34 @@ impl WarmStart {
     }
 }
 
+/// Outcome of an attempt to start a cache from its saved state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SavedStart {
+    /// It is served as stale, because upstream does not answer.
+    Served,
+    /// Upstream has confirmed it, and its history continues.
+    Confirmed,
+    /// Upstream has not confirmed it, or no longer can.
+    Unconfirmed,
+    /// The file cannot be used.
+    Refused,
+}
+
+impl SavedStart {
+    /// Every label.
+    pub const ALL: [&str; 4] = ["served", "confirmed", "unconfirmed", "refused"];
+
+    /// The label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::Confirmed => "confirmed",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 /// The result of a self-check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SelfCheck {
