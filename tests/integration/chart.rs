@@ -83,6 +83,13 @@ const VARIANTS: &[Variant] = &[
             "--set-json=networkPolicy.egress.upstream=[{\"podSelector\":{}}]",
         ],
     ),
+    (
+        "saved states",
+        &[
+            "--set=node.enabled=true,cluster.state.enabled=true,node.state.enabled=true,node.state.keySecret=key",
+            "--set=cluster.replicas=1,cluster.state.volume.persistentVolumeClaim.claimName=kubefan",
+        ],
+    ),
     ("a priority level of its own", &["--set=flowSchema.enabled=true,flowSchema.priorityLevel="]),
     ("an existing priority level", &["--set=flowSchema.enabled=true,node.enabled=true"]),
     (

@@ -50,11 +50,19 @@ const WRONG: &[(&str, &str)] = &[
     ("--set=extraArgs={page-size=5}", "at '/extraArgs/0': 'page-size=5' does not match pattern '^--"),
     ("--set=tls=off", "at '/tls': got string, want object"),
     ("--set=config.limits={a}", "at '/config/limits': got array, want"),
+    (
+        "--set=node.state.volume.emptyDir=,node.state.volume.hostPath=",
+        "at '/node/state/volume': maxProperties: got 2, want 1",
+    ),
     ("--set=node.config.tuning=a", "at '/node/config/tuning': got string, want"),
 ];
 
 /// Values that the templates refuse, as flags of `--set`.
 const CONTRADICTIONS: &[(&str, &str)] = &[
+    (
+        "cluster.state.enabled=true,cluster.state.volume.persistentVolumeClaim.claimName=a",
+        "cluster.state.volume.persistentVolumeClaim needs cluster.replicas=1",
+    ),
     ("node.enabled=true,cluster.enabled=false", "node.enabled needs cluster.enabled"),
     ("node.enabled=true,resources[0].name=secrets", "resources must not have secrets if node.enabled"),
     ("rbac.clusterScoped=false", "rbac.clusterScoped=false needs namespaces"),

@@ -6,6 +6,8 @@ runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+# Each mount would else let the group write, and kubefan refuses saved states that others may write.
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
@@ -133,6 +135,34 @@ app.kubernetes.io/component: {{ $form }}
 
 {{- define "kubefan.configMount" -}}
 - { name: config, mountPath: /etc/kubefan/config, readOnly: true }
+{{- end }}
+
+{{/* The saved states of a form: flags, mounts and volumes, from the value `state` of the form. */}}
+{{- define "kubefan.stateArgs" -}}
+{{- if .enabled }}
+- --state-dir=/var/lib/kubefan
+{{- if .keySecret }}
+- --state-key-file=/etc/kubefan/state-key/key
+{{- end }}
+{{- end }}
+{{- end }}
+{{- define "kubefan.stateMounts" -}}
+{{- if .enabled }}
+- { name: state, mountPath: /var/lib/kubefan }
+{{- if .keySecret }}
+- { name: state-key, mountPath: /etc/kubefan/state-key, readOnly: true }
+{{- end }}
+{{- end }}
+{{- end }}
+{{- define "kubefan.stateVolumes" -}}
+{{- if .enabled }}
+- name: state
+  {{- toYaml (.volume | default (dict "emptyDir" dict)) | nindent 2 }}
+{{- if .keySecret }}
+- name: state-key
+  secret: { secretName: {{ .keySecret }}, defaultMode: 288, items: [{ key: key, path: key }] }
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* The keys of the configuration file that the values of the chart set: (list $ FORM). They count

@@ -68,6 +68,11 @@
 {{- include "kubefan.moved" . }}
 {{- include "kubefan.accessElsewhere" . }}
 {{- include "kubefan.bootstrap" . }}
+{{- if and .Values.cluster.state.enabled .Values.cluster.state.volume.persistentVolumeClaim }}
+{{- if or .Values.cluster.autoscaling.enabled (gt (int .Values.cluster.replicas) 1) }}
+{{- fail "cluster.state.volume.persistentVolumeClaim needs cluster.replicas=1 without autoscaling: one process uses the files at a time" }}
+{{- end }}
+{{- end }}
 {{- if and .Values.node.enabled (not .Values.cluster.enabled) }}
 {{- fail "node.enabled needs cluster.enabled: the pods of the nodes watch through the cluster form" }}
 {{- end }}
