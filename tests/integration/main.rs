@@ -74,6 +74,7 @@ mod self_check;
 mod serve;
 mod shape_changes;
 mod staleness;
+mod state_on_disk;
 mod subscribers;
 mod tables;
 mod tenants;
