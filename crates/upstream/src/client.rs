@@ -46,7 +46,7 @@ pub use crate::transport::{
 use crate::{
     client::{
         availability::Availability,
-        identity::{IdentityState, TrustedCa},
+        identity::{IdentityState, KUBE_SYSTEM, TrustedCa},
         lines::{LineOptions, Lines},
         trusted_transport::{Transport, accept_encoding, build, build_blocking},
     },
@@ -374,7 +374,7 @@ impl Upstream {
     ) -> Result<http::Response<UpstreamBody>, UpstreamError> {
         let attempt = self.attempt();
         // Not of other requests: an aggregated API may itself be served by a kubefan.
-        let is_check = verb == Verb::Get && request.uri().path().ends_with(identity_check::KUBE_SYSTEM);
+        let is_check = verb == Verb::Get && request.uri().path().ends_with(KUBE_SYSTEM);
         let exchanged = self.exchange(verb, request).await;
         if let (Ok(response), true) = (&exchanged, is_check) {
             self.inner.is_kubefan.store(is_through_kubefan(response.headers()), Ordering::Relaxed);

@@ -22,6 +22,9 @@ use tokio::time::Instant;
 
 use crate::error::UpstreamError;
 
+/// The path of the object whose uid is that of the cluster.
+pub(super) const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
+
 /// The reason why upstream's answers are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {

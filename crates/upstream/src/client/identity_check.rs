@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     client::{
         Upstream, Verb,
-        identity::{Identity, IdentityError, KnownFrom, is_same_cluster},
+        identity::{Identity, IdentityError, KUBE_SYSTEM, KnownFrom, is_same_cluster},
     },
     error::UpstreamError,
 };
@@ -21,8 +21,6 @@ use crate::{
 /// Time for which a 403 counts as temporary if requests were allowed before: an apiserver that has
 /// just started answers 403 until its authorizer has loaded its rules.
 pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-
-pub(super) const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
 
 #[derive(Deserialize)]
 struct Namespace {
