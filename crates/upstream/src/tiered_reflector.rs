@@ -317,13 +317,12 @@ impl TieredReflector {
         tier.newest = tier.newest.max(before.reached);
         if !tier.is_at_apiserver {
             // The clients note requests, but over HTTP not the end of a body.
-            let is_http = !self.source.is_grpc();
-            if is_http
-                && matches!(error.upstream(), Some(UpstreamError::Reset { .. } | UpstreamError::Truncated { .. }))
+            let broke = matches!(error.upstream(), Some(UpstreamError::Reset { .. } | UpstreamError::Truncated { .. }));
+            if broke
+                && !self.source.is_grpc()
+                && let Some(requested) = &tier.requested
             {
-                if let Some(requested) = &tier.requested {
-                    requested.note(Verdict::Lost);
-                }
+                requested.note(Verdict::Lost);
             }
             return step;
         }
