@@ -196,6 +196,7 @@ async fn a_kubefan_killed_at_any_moment_serves_only_states_that_were() {
 
         states.write(&simulated);
         let (version, newest) = states.newest();
+        let newest = newest.clone();
         simulated.resume().await;
         if states.random.random_range(0..3) == 0 {
             // At any moment of the comparison.
@@ -203,11 +204,11 @@ async fn a_kubefan_killed_at_any_moment_serves_only_states_that_were() {
             second.process.kill9();
             continue;
         }
-        assert_eq!(&watch_until(watch, old.state, version).await, newest, "round {round}: the watch continues");
+        assert_eq!(watch_until(watch, old.state, version).await, newest, "round {round}: the watch continues");
         let fresh = wait::until("the present state", wait::SOON, || async {
             list(&second).await.filter(|listed| listed.version >= version && !listed.is_saved)
         });
-        assert_eq!(&fresh.await.state, newest, "round {round}");
+        assert_eq!(fresh.await.state, newest, "round {round}");
         second.process.kill9();
     }
     println!("{rounds} kills, {served} starts from a saved state, at most {lost_max} writes lost of the saved history");

@@ -360,7 +360,7 @@ async fn every_answer_from_a_saved_state_has_its_age_and_one_of_a_connection_a_w
     catalog.restore(430, &[POD], Duration::from_secs(75));
     let metrics = Arc::new(Metrics::new(Registry::new()).unwrap());
     let upstream = KubeUpstream { forwarder: None, origins: None };
-    let api = KubeApi::new(catalog.reader(), upstream, options("", &[]), AuditLog::default(), metrics);
+    let api = KubeApi::new(catalog.reader(), upstream, options("", &[]), budget(), AuditLog::default(), metrics);
     let headers = async |path: &str, client: &ClientInfo| {
         let mut request = Request::get(format!("/api/v1/{path}")).body(Body::empty()).unwrap();
         request.extensions_mut().insert(client.clone());
