@@ -3,6 +3,7 @@ package transport
 import (
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -15,6 +16,8 @@ const (
 	// uncached: the caller gets the answer. kubefan has passed the read on, perhaps as it has no
 	// cache for it.
 	uncached
+	// unanswered: kubefan's 504 to a read that only a cache may answer. Its cache does not.
+	unanswered
 	// missing: kubefan's own 404. It has no cache for the read, and passes nothing on.
 	missing
 	// refused: kubefan's own 401 or 403. The apiserver may say otherwise.
@@ -28,7 +31,7 @@ const (
 )
 
 func (v verdict) String() string {
-	return [...]string{"answered", "uncached", "missing", "refused", "busy", "broken", "silent"}[v]
+	return [...]string{"answered", "uncached", "unanswered", "missing", "refused", "busy", "broken", "silent"}[v]
 }
 
 // author is the server that has made an answer.
@@ -47,6 +50,8 @@ func verdictOf(response *http.Response) verdict {
 	by := authorOf(response.Header)
 	status := response.StatusCode
 	switch {
+	case status == http.StatusGatewayTimeout && isOnlyIfCached(response.Header):
+		return unanswered
 	case status < 300 && by != ofCache:
 		return uncached
 	case status < 300 || by == ofApiserver:
@@ -73,7 +78,7 @@ func verdictOf(response *http.Response) verdict {
 // authorOf returns the server that the headers of an answer name:
 //
 //   - Cache-Status (RFC 9211) "kubefan; hit" is of the cache. With the parameter fwd, kubefan has
-//     passed the request on.
+//     passed the request on. With detail=only-if-cached it has no answer.
 //   - Proxy-Status (RFC 9209) "kubefan; error=…" is of kubefan itself.
 //   - X-Kubernetes-Pf-Flowschema-Uid is of the apiserver's priority and fairness. kubefan passes it
 //     on.
@@ -82,10 +87,14 @@ func verdictOf(response *http.Response) verdict {
 // like those of an apiserver without priority and fairness, or like those of a proxy.
 func authorOf(header http.Header) author {
 	if parameters, ok := memberOf(header, "Cache-Status"); ok {
-		if hasParameter(parameters, "fwd") {
+		switch {
+		case hasParameter(parameters, "fwd"):
 			return ofApiserver
+		case isOnlyIfCached(header):
+			return ofKubefan
+		default:
+			return ofCache
 		}
-		return ofCache
 	}
 	if parameters, ok := memberOf(header, "Proxy-Status"); ok && hasParameter(parameters, "error") {
 		return ofKubefan
@@ -94,6 +103,14 @@ func authorOf(header http.Header) author {
 		return ofApiserver
 	}
 	return unknown
+}
+
+// isOnlyIfCached tells whether kubefan has no answer, and has forwarded nothing (docs/attach.md).
+func isOnlyIfCached(header http.Header) bool {
+	parameters, _ := memberOf(header, "Cache-Status")
+	return slices.ContainsFunc(parameters, func(parameter string) bool {
+		return strings.TrimSpace(parameter) == "detail="+onlyIfCached
+	})
 }
 
 // isOfKubernetes tells whether the body of an error may be a Status.

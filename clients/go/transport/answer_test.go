@@ -10,6 +10,7 @@ func TestWhatEachAnswerSaysAboutKubefan(t *testing.T) {
 	passedOn := http.Header{"Cache-Status": {"kubefan; fwd=bypass"}}
 	own := http.Header{"Proxy-Status": {"kubefan; error=http_request_denied"}}
 	received := http.Header{"Proxy-Status": {"kubefan; received-status=403"}}
+	onlyIfCached := http.Header{"Cache-Status": {"kubefan; detail=only-if-cached"}, "Content-Type": {"application/json"}}
 	apiserver := http.Header{"X-Kubernetes-Pf-Flowschema-Uid": {"1"}}
 	another := http.Header{"Cache-Status": {"cdn; hit, kubefan;hit"}}
 	foreign := http.Header{"Cache-Status": {"cdn; hit"}}
@@ -62,6 +63,8 @@ func TestWhatEachAnswerSaysAboutKubefan(t *testing.T) {
 		{504, http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf; charset=utf-8"}}, answered},
 		{504, http.Header{"Cache-Status": hit["Cache-Status"], "Content-Type": {"application/json"}}, answered},
 		{504, apiserver, answered},
+		{504, onlyIfCached, unanswered},
+		{504, http.Header{"Cache-Status": {"cdn; detail=only-if-cached"}, "Content-Type": {"text/html"}}, broken},
 		// A gateway's.
 		{504, http.Header{"Content-Type": {"text/html"}}, broken},
 		{504, nil, broken},

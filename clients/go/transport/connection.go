@@ -44,6 +44,10 @@ const (
 	slowAttemptsMax = 2
 )
 
+// onlyIfCached is the directive of Cache-Control (RFC 9111, section 5.2.1.7) with which kubefan
+// forwards no read, so that none needs kubefan and the apiserver. An older kubefan ignores it.
+const onlyIfCached = "only-if-cached"
+
 var errNoAnswer = errors.New("no answer in time")
 
 // connection sends requests to kubefan. Its TLS configuration is its own: the CA and the name of

@@ -20,9 +20,12 @@
 // configuration: writes, reads without a resourceVersion, pages and lists at exactly one version,
 // subresources such as log and exec, impersonation, and paths that name no resource.
 //
-// kubefan says in each answer whether it is of a cache. After three answers in a row that were not,
-// reads of that resource, in that form and namespace, go to the apiserver for half a minute. Then
-// kubefan is asked again. The time doubles while its answer stays the same, up to five minutes.
+// A read to kubefan has the header Cache-Control: only-if-cached. If the cache has no answer,
+// kubefan says so with 504 instead of passing the read on, and the same read goes to the apiserver
+// at once. After three such answers in a row, reads of that resource, in that form and namespace,
+// go to the apiserver for half a minute. Then kubefan is asked again. The time doubles while its
+// answer stays the same, up to five minutes. An older kubefan passes reads on, which counts the
+// same.
 //
 // The kubefan has a TLS configuration of its own. It gets the client certificate and the bearer
 // token of the configuration: a token passes through to the apiserver, a certificate cannot.
@@ -36,12 +39,12 @@
 // outage. The half minute doubles each time that kubefan fails soon after a return, up to ten
 // minutes.
 //
-// A 410, a 504 with a Status, and what the apiserver says are answers. Other errors of a kubefan
-// that serves are no outage: the apiserver is asked the same. If it answers after a 401, 403 or
-// 404, it is asked for the next half a minute, or longer if kubefan said the same before. After a
-// 404 of kubefan's own, which says that there is no cache, it is asked without the budget. After a
-// 5xx, such as that of a kubefan which cannot reach the apiserver, after 429 for ten seconds, and
-// without an answer, only this read goes there.
+// A 410, a 504 for a version that the state has not reached, and what the apiserver says are
+// answers. Other errors of a kubefan that serves are no outage: the apiserver is asked the same. If
+// it answers after a 401, 403 or 404, it is asked for the next half a minute, or longer if kubefan
+// said the same before. After a 404 of kubefan's own, which says that there is no cache, it is
+// asked without the budget. After a 5xx, such as that of a kubefan which cannot reach the
+// apiserver, after 429 for ten seconds, and without an answer, only this read goes there.
 //
 // A watch whose connection is lost ends so that client-go resumes from its last version, without a
 // list: versions of kubefan are those of the apiserver. An HTTP/2 PING finds a kubefan that hangs

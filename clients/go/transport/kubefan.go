@@ -40,7 +40,8 @@ type kubefan struct {
 // serve answers a read: from kubefan, or from the apiserver if kubefan has no answer.
 func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTripper) (*http.Response, error) {
 	waits := k.waits || asked.isOnlyForKubefan
-	known, isNews, isPaced := answered, false, false
+	// news is what kubefan's answer to this read has shown.
+	known, news, isPaced := answered, answered, false
 	if !asked.isOnlyForKubefan {
 		known = k.learned.verdictOf(asked.form, k.clock.Now())
 	}
@@ -50,7 +51,7 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 		case known != answered && !isPaced:
 			Reads.Increment(request.Context(), "apiserver", known.String())
 			response, err := direct.RoundTrip(request)
-			return k.learn(asked, known, isNews, response), err
+			return k.learn(asked, news, response), err
 		case known != answered || !now.isHealthy:
 			isAdmitted, err := k.wait(request.Context(), asked, waits && known == answered, now)
 			if err != nil {
@@ -60,9 +61,10 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 				continue
 			}
 			response, err := k.fallBack(request, asked, known, direct)
-			return k.learn(asked, known, isNews, response), err
+			return k.learn(asked, news, response), err
 		}
 		response, shown, err := k.ask(request, asked, now.epoch)
+		hasNoCache := shown == missing || shown == unanswered
 		switch {
 		case err != nil:
 			return nil, err
@@ -70,34 +72,40 @@ func (k *kubefan) serve(request *http.Request, asked read, direct http.RoundTrip
 			continue
 		case shown == answered, shown == uncached:
 			return response, nil
-		case shown == missing && asked.isOnlyForKubefan, shown != missing && waits:
+		case hasNoCache && asked.isOnlyForKubefan, !hasNoCache && waits:
 			return response, nil
 		}
 		if response != nil {
 			_ = response.Body.Close()
 		}
-		known, isNews = shown, true
-		if shown == missing {
+		known, news = shown, shown
+		if hasNoCache {
 			known = uncached
 		}
 		// Only the first read of a kind is paced: while kubefan is healthy, no fleet turns to the
-		// apiserver at once. kubefan's own 404 needs no pace, as it says that there is no cache.
-		isPaced = shown != missing || authorOf(response.Header) != ofKubefan
+		// apiserver at once. What kubefan itself has no cache for needs no pace: another kubefan
+		// would forward it.
+		isPaced = !hasNoCache || authorOf(response.Header) != ofKubefan
 	}
 }
 
-// learnFrom remembers whether kubefan has a cache for reads like this one. A watch that resumes
-// says nothing: kubefan passes on those whose version is too old for the cache.
+// learnFrom remembers whether kubefan has a cache for reads like this one.
 func (k *kubefan) learnFrom(response *http.Response, asked read, shown verdict) {
-	isResume := asked.isWatch && asked.hasState
 	isOfCache := authorOf(response.Header) == ofCache && response.StatusCode != http.StatusTooManyRequests
 	switch {
 	case isOfCache && shown == answered:
 		k.learned.answered(asked.form)
-	case shown == uncached && !isResume && !asked.isOnlyForKubefan:
-		if k.learned.passedOn(asked.form, k.clock.Now()) {
-			k.logLearned(asked, shown)
-		}
+	case shown == uncached:
+		k.countPassedOn(asked)
+	}
+}
+
+// countPassedOn counts a read that the apiserver has answered instead of the cache. A watch that
+// resumes says nothing: its version may only be too old for the cache.
+func (k *kubefan) countPassedOn(asked read) {
+	isResume := asked.isWatch && asked.hasState
+	if !isResume && !asked.isOnlyForKubefan && k.learned.passedOn(asked.form, k.clock.Now()) {
+		k.logLearned(asked, uncached)
 	}
 }
 
@@ -109,14 +117,25 @@ func (k *kubefan) logLearned(asked read, shown verdict) {
 
 // learn remembers that kubefan has no answer where the apiserver has one. If that refuses too, it
 // is the caller's own mistake or lack of a right, which may end soon.
-func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.Response) *http.Response {
-	isLasting := known == uncached || known == refused
-	if isNews && isLasting && response != nil && response.StatusCode < 300 {
-		if k.learned.note(asked.form, known, k.clock.Now()) {
-			k.logLearned(asked, known)
-		}
+func (k *kubefan) learn(asked read, news verdict, response *http.Response) *http.Response {
+	if response == nil || response.StatusCode >= 300 {
+		return response
+	}
+	switch news {
+	case unanswered:
+		k.countPassedOn(asked)
+	case missing:
+		k.noteLasting(asked, uncached)
+	case refused:
+		k.noteLasting(asked, refused)
 	}
 	return response
+}
+
+func (k *kubefan) noteLasting(asked read, known verdict) {
+	if k.learned.note(asked.form, known, k.clock.Now()) {
+		k.logLearned(asked, known)
+	}
 }
 
 // ask sends a read to kubefan. The error is that of the caller's context; without one and without a
@@ -124,7 +143,7 @@ func (k *kubefan) learn(asked read, known verdict, isNews bool, response *http.R
 // there was no other one for a while.
 func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Response, verdict, error) {
 	path, _ := k.router.pathOf(request.URL)
-	response, cancel, err := k.connection.ask(request, path)
+	response, cancel, err := k.connection.ask(toKubefan(request, asked), path)
 	if err != nil {
 		if request.Context().Err() != nil {
 			return nil, broken, err
@@ -162,6 +181,17 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 		response.Body = &kubefanWatch{body: released, caller: request.Context()}
 	}
 	return response, shown, nil
+}
+
+// toKubefan returns the request for kubefan. It forwards no read that the apiserver can answer
+// itself.
+func toKubefan(request *http.Request, asked read) *http.Request {
+	if asked.isOnlyForKubefan {
+		return request
+	}
+	made := request.Clone(request.Context())
+	made.Header.Add("Cache-Control", onlyIfCached)
+	return made
 }
 
 // isAway tells whether an answer shows that kubefan is away.

@@ -74,6 +74,54 @@ func TestWhatKubefanPassesOnThreeTimesGoesToTheApiserverForAWhile(t *testing.T) 
 	pair.wereAsked([]string{"GET " + list, "GET " + list}, []string{"GET " + list})
 }
 
+func TestWhatTheCacheDoesNotAnswerGoesToTheApiserverAtOnce(t *testing.T) {
+	for name, fallback := range map[string]Fallback{"FallbackPaced": FallbackPaced, "FallbackNever": FallbackNever} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{options: Options{Fallback: fallback, Budget: Budget{Clients: 3000, StartsPerSecond: 1}}})
+			pair.kubefan.on(says(http.StatusGatewayTimeout, "{}", notCached, "Content-Type: application/json"))
+			// A version may be too old for a cache.
+			for range passedOnMax + 1 {
+				pair.expect(resume, "200 apiserver")
+			}
+			resumes := slices.Repeat([]string{"GET " + resume}, passedOnMax+1)
+			pair.wereAsked(resumes, resumes)
+			// What the apiserver refuses too says nothing about the cache.
+			pair.apiserver.on(says(http.StatusForbidden, "the caller's own"))
+			pair.expect(list, "403 the caller's own")
+			pair.apiserver.on(says(http.StatusOK, "apiserver"))
+			for range passedOnMax + 1 {
+				pair.expect(list, "200 apiserver")
+			}
+			pair.wereAsked(slices.Repeat([]string{"GET " + list}, passedOnMax+1), slices.Repeat([]string{"GET " + list}, passedOnMax+2))
+			pair.clock.advance(learnedMin)
+			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+			pair.expect(list, "200 kubefan")
+			if lines := pair.logged.all(); len(lines) != 1 || !strings.Contains(lines[0], "one kind of read goes to the apiserver") {
+				t.Error("not one line, or one of an outage", lines)
+			}
+		})
+	}
+}
+
+func TestKubefanForwardsNoReadThatTheApiserverCanAnswer(t *testing.T) {
+	pair := attached(t, setting{})
+	pair.kubefan.on(says(http.StatusGatewayTimeout, "{}", notCached, "Content-Type: application/json"))
+	pair.expect(list, "200 apiserver")
+	pair.expect(sharded, "504 {}")
+	for _, row := range []struct {
+		server *server
+		want   []string
+	}{{pair.kubefan, []string{onlyIfCached, ""}}, {pair.apiserver, []string{""}}} {
+		got := []string{}
+		for _, received := range row.server.received() {
+			got = append(got, received.Header.Get("Cache-Control"))
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s was asked with %q", row.server.URL, got)
+		}
+	}
+}
+
 func TestTheApiserverDecidesWhatKubefanRefuses(t *testing.T) {
 	for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
 		t.Run(http.StatusText(status), func(t *testing.T) {

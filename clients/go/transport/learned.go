@@ -13,8 +13,8 @@ const (
 	// time doubles while its answer stays the same.
 	learnedMin = 30 * time.Second
 	learnedMax = 5 * time.Minute
-	// passedOnMax is how many answers in a row kubefan must have passed on before a read is taken
-	// for one without a cache. kubefan also passes on single reads of what it caches, such as those
+	// passedOnMax is how many reads in a row the cache must have left to the apiserver before it is
+	// taken for one that does not exist. It also leaves single reads of what it has, such as those
 	// that come before it has proved that its state is fresh.
 	passedOnMax = 3
 	// sweptMin is the number of forms from which those that are too old are forgotten.
@@ -36,7 +36,7 @@ type lesson struct {
 	until   time.Time
 	// lasts is for how long the last answer counts.
 	lasts time.Duration
-	// passedOn is the number of answers in a row that kubefan has passed on.
+	// passedOn is the number of answers in a row that were the apiserver's.
 	passedOn int
 	// busy is the row of 429.
 	busy fallback.Busy
@@ -64,8 +64,8 @@ func (l *learned) note(of form, shown verdict, now time.Time) (isNew bool) {
 	return found.lasts == 0
 }
 
-// passedOn counts an answer that kubefan has passed on. It returns whether it is learned now that
-// kubefan has no cache.
+// passedOn counts an answer of the apiserver to a read that kubefan has left to it. It returns
+// whether it is learned now that kubefan has no cache.
 func (l *learned) passedOn(of form, now time.Time) (isNew bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

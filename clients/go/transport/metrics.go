@@ -9,8 +9,9 @@ import (
 // ReadMetric counts the reads that a cache may answer, by the server that was asked ("kubefan" or
 // "apiserver") and by the outcome:
 //
-//   - of kubefan: "answered", "uncached" (it has passed the read on), "missing" (404), "refused"
-//     (401 and 403), "busy" (429), "broken" (5xx) and "unreachable"
+//   - of kubefan: "answered", "uncached" (it has passed the read on), "unanswered" (504: its cache
+//     has no answer), "missing" (404), "refused" (401 and 403), "busy" (429), "broken" (5xx) and
+//     "unreachable"
 //   - of the apiserver: the reason why it was asked, "uncached", "refused", "busy", "broken",
 //     "silent" (no answer of a kubefan that serves) or "away"
 type ReadMetric interface {

@@ -202,6 +202,8 @@ func says(status int, body string, headers ...string) http.HandlerFunc {
 const (
 	hit = "Cache-Status: kubefan; hit"
 	own = "Proxy-Status: kubefan; error=http_request_denied"
+	// notCached is with 504.
+	notCached = "Cache-Status: kubefan; detail=only-if-cached"
 )
 
 // watches is a handler that sends a line and keeps the watch open.
