@@ -289,13 +289,18 @@ func (f *fallbackReads) read(target Target, projection Projection) ApiserverRead
 func (f *fallbackReads) waitForStart(ctx context.Context, hasState bool, changed <-chan struct{}) (bool, error) {
 	since := f.clock.Now()
 	isAdmitted, err := f.gate.Wait(ctx, hasState, changed)
-	if isAdmitted {
-		f.monitor.Note("", func(machine *fallback.Machine, _ time.Time) { machine.Moved() })
-		if f.onStart != nil {
-			f.onStart(f.clock.Now().Sub(since))
-		}
+	if isAdmitted && f.onStart != nil {
+		f.onStart(f.clock.Now().Sub(since))
 	}
 	return isAdmitted, err
+}
+
+// noteMoved notes an answer of the apiserver. While the apiserver is away too, no read moves, and
+// reads return to kubefan with its first answer.
+func (f *fallbackReads) noteMoved(err error) {
+	if err == nil {
+		f.monitor.Note("", func(machine *fallback.Machine, _ time.Time) { machine.Moved() })
+	}
 }
 
 // eitherRead is a list or a get, as it is made at kubefan and at the apiserver.
@@ -352,6 +357,7 @@ func (c *Client) readDirect(ctx context.Context, read *eitherRead, changed <-cha
 		return false, context.Canceled
 	}
 	err = read.direct(ctx)
+	c.fallback.noteMoved(err)
 	if err != nil && ctx.Err() != nil {
 		return true, context.Cause(ctx)
 	}

@@ -223,6 +223,7 @@ func (w *WatchStream) openDirect() (item WatchItem, done bool, _ error) {
 	} else {
 		err = w.watchDirect()
 	}
+	w.reads.noteMoved(err)
 	if err != nil {
 		return w.directEnded(direct, err)
 	}

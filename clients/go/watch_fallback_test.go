@@ -32,6 +32,8 @@ type fakeApiserver struct {
 	watches []*fakeEvents
 	// hangs: a watch gets no answer.
 	hangs bool
+	// away is the error of lists.
+	away error
 
 	mu       sync.Mutex
 	requests []string
@@ -60,6 +62,9 @@ func (f *fakeApiserver) asked() []string {
 
 func (f *fakeApiserver) List(context.Context, ApiserverRead) (*ObjectList, error) {
 	f.note("list")
+	if f.away != nil {
+		return nil, f.away
+	}
 	made := f.lists[0]
 	f.lists = f.lists[1:]
 	return made, nil
@@ -407,6 +412,21 @@ func TestAHungApiserverDoesNotKeepAWatchFromKubefan(t *testing.T) {
 		default:
 			s.clock.Advance(time.Second)
 		}
+	}
+}
+
+func TestReadsReturnAtOnceWhileTheApiserverIsAwayToo(t *testing.T) {
+	leaks.Check(t)
+	server := scripted.Start(t)
+	server.OnList(func(*api.ListRequest) ([]*api.ListResponse, error) { return nil, gone.Err })
+	s := newScene(t, server, &fakeApiserver{away: refusal(codes.Unavailable, "")}, WatchOptions{})
+	if _, err := s.client.List(t.Context(), Target{Resource: "pods"}, ReadOptions{}); !errors.Is(err, s.apiserver.away) {
+		t.Error(err)
+	}
+	server.Health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	s.clock.Advance(2 * fallback.ProbeEvery)
+	if side := s.client.fallback.monitor.Side(); side != fallback.Healthy {
+		t.Error("the apiserver has answered nothing", side)
 	}
 }
 

@@ -35,9 +35,9 @@
 // kubefan is away if there is no connection, or if its health service does not say that it serves
 // after six seconds without an answer, or after an error that may be of a server in its place: a
 // 5xx, 429 for ten seconds, or a 401, 403 or 404 without a name. Then reads go to the apiserver
-// until the health service has answered for half a minute, or once if no read has moved in this
-// outage. The half minute doubles each time that kubefan fails soon after a return, up to ten
-// minutes.
+// until the health service has answered for half a minute, or once if the apiserver has answered no
+// read in this outage. The half minute doubles each time that kubefan fails soon after a return, up
+// to ten minutes.
 //
 // A 410, a 504 for a version that the state has not reached, and what the apiserver says are
 // answers. Other errors of a kubefan that serves are no outage: the apiserver is asked the same. If

@@ -246,10 +246,11 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 		reason = known.String()
 	}
 	Reads.Increment(request.Context(), "apiserver", reason)
-	k.monitor.note("", func(machine *fallback.Machine, _ time.Time) { machine.Moved() })
 	// A watch that kubefan does not answer stays: it would come back.
 	if !asked.isWatch || known == refused || known == uncached {
-		return direct.RoundTrip(request)
+		response, err := direct.RoundTrip(request)
+		k.noteMoved(response)
+		return response, err
 	}
 	ctx, cancel := context.WithCancel(request.Context())
 	response, err := direct.RoundTrip(request.WithContext(ctx))
@@ -257,6 +258,7 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 		cancel()
 		return nil, err
 	}
+	k.noteMoved(response)
 	done := k.monitor.use()
 	made := &directWatch{body: body{ReadCloser: response.Body}, cancel: cancel}
 	made.release = func() {
@@ -271,6 +273,14 @@ func (k *kubefan) fallBack(request *http.Request, asked read, known verdict, dir
 		k.endSoon(made)
 	}
 	return response, nil
+}
+
+// noteMoved notes an answer of the apiserver. While the apiserver is away too, no read moves, and
+// reads return to kubefan with its first answer.
+func (k *kubefan) noteMoved(response *http.Response) {
+	if response != nil && response.StatusCode < http.StatusInternalServerError {
+		k.monitor.note("", func(machine *fallback.Machine, _ time.Time) { machine.Moved() })
+	}
 }
 
 // endDirectWatches ends the watches at the apiserver after a return.

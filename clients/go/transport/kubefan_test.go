@@ -229,6 +229,28 @@ func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
 	}
 }
 
+func TestReadsReturnAtOnceWhileTheApiserverIsAwayToo(t *testing.T) {
+	for name, away := range map[string]http.HandlerFunc{"no answer": nil, "a proxy": says(http.StatusBadGateway, "<html>")} {
+		t.Run(name, func(t *testing.T) {
+			pair := attached(t, setting{})
+			pair.kubefan.on(nil)
+			pair.apiserver.on(away)
+			for _, path := range []string{list, watch} {
+				response, err := pair.do(t.Context(), http.MethodGet, path)
+				if err == nil {
+					_ = response.Body.Close()
+				}
+				if (err == nil) != (away != nil) {
+					t.Error(path, err)
+				}
+			}
+			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
+			pair.clock.advance(2 * probeEvery)
+			pair.expect(list, "200 kubefan")
+		})
+	}
+}
+
 func TestA5xxOfAKubefanThatServesConcernsOneRead(t *testing.T) {
 	for name, header := range map[string]string{
 		"of nobody in particular": "Retry-After: 1", "of kubefan": own, "of the cache": hit,

@@ -73,7 +73,7 @@ func (m *Machine) Failed(now time.Time, epoch uint64) {
 // Redialed notes a new connection on which kubefan answers. Failures of the old one count no more.
 func (m *Machine) Redialed() { m.epoch++ }
 
-// Moved notes that a read was started at the apiserver. From then on kubefan must be healthy for a
+// Moved notes that the apiserver has answered a read. From then on kubefan must be healthy for a
 // while: a watch that moved should not move again soon.
 func (m *Machine) Moved() {
 	if m.side != Healthy {
