@@ -42,97 +42,110 @@ type scene struct {
 	// attached and straight have the same informers.
 	attached, straight *watcher
 	manager            manager.Manager
-	load               *load
-	stopLoad           func()
+	// load is that of the program, and directly that of a client without kubefan.
+	load, directly         *load
+	stopLoad, stopDirectly func()
+	partition              *partition
 	// struckAt is the time of the failure.
 	struckAt time.Time
+	// requests is what the apiserver had counted before.
+	requests int
 }
 
+// fault is a failure of kubefan.
+type fault struct {
+	name   string
+	strike func(*scene)
+	// isBehindProxy: the program reaches kubefan through the scene's partition.
+	isBehindProxy bool
+}
+
+var faults = []fault{
+	{name: "kubefan is killed", strike: func(s *scene) { s.fan.Kill() }},
+	{name: "kubefan hangs", strike: func(s *scene) { s.fan.Hang(s.T) }},
+	{name: "kubefan is cut off", isBehindProxy: true, strike: func(s *scene) { s.partition.begin() }},
+	{name: "a server answers 503", strike: func(s *scene) {
+		s.fan.Kill()
+		unavailable(s.T, s.control, s.fan.Address)
+	}},
+	{name: "kubefan has another CA", strike: func(s *scene) {
+		s.fan.Kill()
+		certificate, _ := otherCertificate(s.T)
+		s.control.StartKubefan(s.T, s.fan.Address, "--resource", resourceNames(),
+			"--tls-cert-file", certificate, "--tls-private-key-file", certificate)
+	}},
+}
+
+// TestAnAttachedProgramGoesOn prints a table of the faults. With KUBEFAN_TEST_FAULTS=all each fault
+// of kubefan also comes with a restart of the apiserver, otherwise only the first one.
 func TestAnAttachedProgramGoesOn(t *testing.T) {
 	control := cluster.Start(t)
 	createCustomKinds(t, control)
-	for name, fault := range map[string]func(*scene){
-		"kubefan is killed, and comes back": killedAndBack,
-		"kubefan hangs":                     hangs,
-		"a server answers 503":              answers503,
-		"kubefan has another CA":            hasAnotherCA,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile)
-			fault(s)
+	found := &table{}
+	t.Cleanup(func() { found.print(t) })
+	for _, each := range faults {
+		t.Run(each.name, func(t *testing.T) {
+			s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile, each.isBehindProxy)
+			s.strike(func() { each.strike(s) })
+			s.isWatchedAt(true)
+			s.goesOn()
+			if each.name == "kubefan is killed" {
+				s.reports("while kubefan is away")
+				s.comesBack()
+			}
 			s.endsEqual()
 			s.hadEachEventOnce()
+			found.add(s, each.name)
+		})
+		if os.Getenv("KUBEFAN_TEST_FAULTS") != "all" && each.name != "kubefan is killed" {
+			continue
+		}
+		name := each.name + ", and the apiserver restarts"
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile, each.isBehindProxy)
+			s.loseApiserver(func() { each.strike(s) })
+			s.regainApiserver()
+			s.isWatchedAt(true)
+			s.endsEqual()
+			found.add(s, name)
 		})
 	}
 	t.Run("the program has a wrong CA from the start", func(t *testing.T) {
 		_, other := otherCertificate(t)
-		s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), other)
+		s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), other, false)
 		s.isWatchedAt(true)
 		s.endsEqual()
 		s.hadEachEventOnce()
+		found.add(s, "the program has a wrong CA from the start")
 	})
 	for _, access := range []string{"authorized", "authorized-cache-only"} {
 		t.Run("a cache is forbidden, "+access, func(t *testing.T) {
 			allowAllBut(t, control, "configmaps", "kind0s")
 			limited := control.KubeconfigOf(t, cluster.NobodyToken)
-			s := newScene(t, control, control.StartKubefanAs(t, limited, append(fanArgs(control), "--access", access)...), control.CAFile)
+			fan := control.StartKubefanAs(t, limited, append(fanArgs(control), "--access", access)...)
+			s := newScene(t, control, fan, control.CAFile, false)
 			s.endsEqual()
 			s.hadEachEventOnce()
+			found.add(s, "a cache is forbidden, "+access)
 		})
 	}
 	// After a restart the apiserver no longer has the versions of its watches, and answers 410.
-	t.Run("the apiserver is killed, and comes back", func(t *testing.T) {
-		s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile)
-		s.loseApiserver()
+	t.Run("the apiserver restarts", func(t *testing.T) {
+		s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile, false)
+		s.loseApiserver(func() {})
 		s.readsGoOn()
 		s.regainApiserver()
 		s.endsEqual()
-	})
-	t.Run("both are killed, and the apiserver comes back", func(t *testing.T) {
-		s := newScene(t, control, control.StartKubefan(t, "", fanArgs(control)...), control.CAFile)
-		s.loseApiserver()
-		s.fan.Kill()
-		s.regainApiserver()
-		s.isWatchedAt(true)
-		s.endsEqual()
+		found.add(s, "the apiserver restarts")
 	})
 }
 
-func killedAndBack(s *scene) {
-	s.strike(s.fan.Kill)
-	s.isWatchedAt(true)
-	s.goesOn()
-	s.reports("while kubefan is away")
+// comesBack starts kubefan again.
+func (s *scene) comesBack() {
 	back := time.Now()
 	s.control.StartKubefan(s.T, s.fan.Address, fanArgs(s.control)...)
 	s.struckAt = back
 	s.isWatchedAt(false)
-	s.goesOn()
-}
-
-func hangs(s *scene) {
-	s.strike(func() { s.fan.Hang(s.T) })
-	s.isWatchedAt(true)
-	s.goesOn()
-}
-
-func answers503(s *scene) {
-	s.strike(func() {
-		s.fan.Kill()
-		unavailable(s.T, s.control, s.fan.Address)
-	})
-	s.isWatchedAt(true)
-	s.goesOn()
-}
-
-func hasAnotherCA(s *scene) {
-	s.strike(func() {
-		s.fan.Kill()
-		certificate, _ := otherCertificate(s.T)
-		s.control.StartKubefan(s.T, s.fan.Address, "--resource", resourceNames(),
-			"--tls-cert-file", certificate, "--tls-private-key-file", certificate)
-	})
-	s.isWatchedAt(true)
 	s.goesOn()
 }
 
@@ -142,18 +155,25 @@ func fanArgs(control *cluster.Cluster) []string {
 
 // newScene starts a program that is attached to kubefan, and waits until it writes and is told of
 // it.
-func newScene(t *testing.T, control *cluster.Cluster, fan *cluster.Kubefan, caFile string) *scene {
+func newScene(t *testing.T, control *cluster.Cluster, fan *cluster.Kubefan, caFile string, isBehindProxy bool) *scene {
 	t.Helper()
 	s := &scene{T: t, control: control, fan: fan, traffic: &traffic{apiserver: control.Config.Host}, struckAt: time.Now()}
 	config := rest.CopyConfig(control.Config)
 	config.Wrap(s.traffic.wrap)
-	if err := transport.Attach(config, transport.Options{Address: "https://" + fan.Address, CAFile: caFile, Budget: alone}); err != nil {
+	address := fan.Address
+	if isBehindProxy {
+		s.partition = startPartition(t, address)
+		address = s.partition.address
+	}
+	if err := transport.Attach(config, transport.Options{Address: "https://" + address, CAFile: caFile, Budget: alone}); err != nil {
 		t.Fatal(err)
 	}
 	s.attached, s.straight = watchAll(t, config), watchAll(t, control.Config)
 	s.manager = startedManager(t, config)
-	s.load, s.stopLoad = startLoad(t, config)
+	s.load, s.stopLoad = startLoad(t, config, "object")
+	s.directly, s.stopDirectly = startLoad(t, control.Config, "direct")
 	s.goesOn()
+	s.requests = requestsOf(t, control)
 	return s
 }
 
@@ -182,14 +202,19 @@ func (s *scene) isWatchedAt(isApiserver bool) {
 	eventually(s.T, "each resource is watched", func() string { return s.traffic.unwatched(isApiserver, s.struckAt) })
 }
 
-func (s *scene) loseApiserver() {
+// loseApiserver lets kubefan fail too.
+func (s *scene) loseApiserver(also func()) {
 	s.load.isExcused.Store(true)
-	s.strike(s.control.KillAPIServer)
+	s.strike(func() {
+		also()
+		s.control.KillAPIServer()
+	})
 }
 
 func (s *scene) regainApiserver() {
 	s.control.StartAPIServer(s.T)
 	s.load.isExcused.Store(false)
+	s.requests = 0
 	s.goesOn()
 }
 
@@ -210,6 +235,7 @@ func (s *scene) endsEqual() {
 	s.Helper()
 	s.reports("in the end")
 	s.stopLoad()
+	s.stopDirectly()
 	if err := s.load.failed.all(); err != nil {
 		s.Error("a direct client's write would not have failed: ", err)
 	}

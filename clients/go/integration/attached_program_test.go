@@ -197,16 +197,21 @@ func (f *traffic) counts(from time.Time) map[string]int {
 	return found
 }
 
-// unwatched returns the resources without a watch that a server has accepted since then.
+// unwatched returns the resources without a watch that a server has accepted since then. One that
+// kubefan's cache has left to the apiserver before stays there, also if kubefan is lost or returns.
 func (f *traffic) unwatched(isDirect bool, from time.Time) string {
 	missing := map[string]bool{}
 	for _, each := range resources {
 		missing[each.Resource] = true
 	}
-	for _, each := range f.since(from) {
-		isWatch := each.kind == "state" || each.kind == "resume"
-		if each.isDirect == isDirect && isWatch && each.status == http.StatusOK {
+	for _, each := range f.since(time.Time{}) {
+		isAccepted := each.status == http.StatusOK
+		switch {
+		case each.kind != "state" && each.kind != "resume":
+		case !each.isDirect && each.status == http.StatusGatewayTimeout, isAccepted && each.isDirect == isDirect && each.at.After(from):
 			delete(missing, each.resource)
+		case isAccepted && !each.isDirect && !each.at.After(from):
+			missing[each.resource] = true
 		}
 	}
 	return strings.Join(slices.Sorted(maps.Keys(missing)), " ")
@@ -217,6 +222,8 @@ type history struct {
 	*calls
 	mu sync.Mutex
 	at map[string]time.Time
+	// repeated is the number of calls for a version that was told before.
+	repeated int
 }
 
 func (h *history) note(object any) {
@@ -230,7 +237,9 @@ func (h *history) note(object any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	key := string(meta.GetUID()) + " " + meta.GetResourceVersion()
-	if _, isRepeated := h.at[key]; !isRepeated {
+	if _, isRepeated := h.at[key]; isRepeated {
+		h.repeated++
+	} else {
 		h.at[key] = time.Now()
 	}
 }
@@ -339,19 +348,23 @@ type load struct {
 	// isExcused: the apiserver is away, so that a direct write fails too.
 	isExcused atomic.Bool
 	writes    atomic.Int64
+	// failed are the failures without an excuse, and allFailed is the number with it.
 	failed    failures
+	allFailed atomic.Int64
+	// prefix is that of the names of its objects.
+	prefix string
 
 	mu    sync.Mutex
 	reads []time.Time
 }
 
-func startLoad(t *testing.T, config *rest.Config) (made *load, stop func()) {
+func startLoad(t *testing.T, config *rest.Config, prefix string) (made *load, stop func()) {
 	t.Helper()
 	writer, err := dynamic.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	made = &load{client: writer}
+	made = &load{client: writer, prefix: prefix}
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() { made.writeAll(ctx) })
@@ -376,6 +389,9 @@ func (l *load) writeAll(ctx context.Context) {
 		}
 		wasExcused := l.isExcused.Load()
 		err := ignoreMissing(l.write(ctx, written[number%len(written)], number/len(written)))
+		if err != nil && ctx.Err() == nil {
+			l.allFailed.Add(1)
+		}
 		if err != nil && ctx.Err() == nil && !wasExcused && !l.isExcused.Load() {
 			l.failed.add(fmt.Errorf("write %d: %w", number, err))
 		}
@@ -386,7 +402,7 @@ func (l *load) writeAll(ctx context.Context) {
 // write creates an object in the first of six turns, and deletes it in the last one.
 func (l *load) write(ctx context.Context, to schema.GroupVersionResource, turn int) error {
 	objects := l.client.Resource(to).Namespace("default")
-	name := fmt.Sprintf("object-%d", turn/6%5)
+	name := fmt.Sprintf("%s-%d", l.prefix, turn/6%5)
 	switch turn % 6 {
 	case 0:
 		_, err := objects.Create(ctx, objectOf(to, name), metav1.CreateOptions{})
