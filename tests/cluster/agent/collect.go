@@ -216,6 +216,9 @@ func (d difference) problems(allowed limits) []string {
 			found = append(found, what+": "+name)
 		}
 	}
+	if d.Cached == 0 {
+		found = append(found, fmt.Sprintf("no answer is of a cache, and %d were passed on", d.Forwarded))
+	}
 	if allowed.late > 0 && d.LateMost > allowed.late {
 		found = append(found, fmt.Sprintf("%s came %.3f s late", d.Latest, d.LateMost.Seconds()))
 	}

@@ -219,8 +219,7 @@ func (s source) typed(group string) (rest.Interface, error) {
 	return clients.DiscoveryV1().RESTClient(), nil
 }
 
-// origin counts where kubefan has its answers from. It marks those of its caches. Behind another
-// kubefan, an answer that was passed on has the mark of that one.
+// origin counts where kubefan has its answers from.
 type origin struct {
 	next http.RoundTripper
 	into *record
@@ -233,12 +232,26 @@ func (o *origin) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 	o.into.lock.Lock()
 	defer o.into.lock.Unlock()
-	if response.Header.Get("Cache-Status") != "" {
+	if isOfCache(response.Header) {
 		o.into.cached++
 	} else {
 		o.into.forwarded++
 	}
 	return response, nil
+}
+
+// isOfCache tells whether the cache of a kubefan has answered. With the parameter fwd kubefan has
+// passed the request on (RFC 9211). Behind another kubefan, the mark is that one's.
+func isOfCache(header http.Header) bool {
+	for _, value := range header.Values("Cache-Status") {
+		for member := range strings.SplitSeq(value, ",") {
+			name, parameters, _ := strings.Cut(member, ";")
+			if strings.TrimSpace(name) == "kubefan" {
+				return !strings.Contains(parameters, "fwd")
+			}
+		}
+	}
+	return false
 }
 
 // notedRequests counts the requests that fail, and logs all of them: a log of the pod shows when each

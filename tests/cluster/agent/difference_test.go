@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"testing"
 	"time"
 )
@@ -9,7 +10,7 @@ var start = time.Unix(0, 0)
 
 // recordOf makes a record of a list at version 10, and of these events, a second apart.
 func recordOf(events ...event) *record {
-	made := &record{state: map[string]uint64{}}
+	made := &record{state: map[string]uint64{}, cached: 1}
 	_ = made.Replace(nil, "10")
 	for i, event := range events {
 		event.at = start.Add(time.Duration(i) * time.Second)
@@ -69,5 +70,20 @@ func TestLatenessIsMeasuredPerEvent(t *testing.T) {
 	found := compareRecords(direct, through)
 	if found.LateMost != 7*time.Second || len(found.problems(limits{late: 5 * time.Second})) == 0 {
 		t.Errorf("%+v", found)
+	}
+}
+
+func TestAnAnswerThatWasPassedOnIsNotOfTheCache(t *testing.T) {
+	for value, expected := range map[string]bool{
+		"": false, "kubefan; hit": true, "kubefan; fwd=bypass": false, "cdn; fwd=miss, kubefan;hit": true, "cdn; hit": false,
+	} {
+		if isOfCache(http.Header{"Cache-Status": {value}}) != expected {
+			t.Errorf("%q", value)
+		}
+	}
+	through := recordOf(added("a", 11))
+	through.cached, through.forwarded = 0, 1
+	if problems := compareRecords(recordOf(added("a", 11)), through).problems(limits{}); len(problems) != 1 {
+		t.Errorf("a stream that no cache has answered has the problems %q", problems)
 	}
 }
