@@ -8,6 +8,8 @@ lose_power() {
     shift 2
     read -r replica node <<<"$(most_used_replica "$namespace" "$readers")"
     [ -n "$node" ] || fail "no replica serves $readers of another node"
+    # Without the node form the clients themselves look names up.
+    [ "$namespace" = agents ] || dns_alone_on "$node"
     start_writes
 
     step "power loss of $node, whose replica $replica serves $readers elsewhere"
@@ -24,6 +26,20 @@ lose_power() {
     [ "$namespace" = agents ] || rolled_out daemonset/kubefan-node
     stop_writes
     compare_agents --booted-node "$node" --min-events 500 --relists 2 "$@"
+}
+
+# dns_alone_on NODE: the DNS server is lost together with the node, so no name can be looked up then. Of two
+# servers, each look-up would find the dead one by chance.
+dns_alone_on() {
+    step "the DNS server runs on $1 alone"
+    scale_dns 1 "\"$1\""
+    on_exit "scale_dns 2 null"
+    rolled_out deployment/coredns kube-system
+}
+# scale_dns REPLICAS NODE: the latter is JSON
+scale_dns() {
+    kubectl --namespace kube-system patch deployment coredns \
+        --patch '{"spec":{"replicas":'"$1"',"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":'"$2"'}}}}}' >/dev/null
 }
 
 # most_used_replica NAMESPACE READERS: the replica with the most readers on other nodes, and its node
