@@ -24,6 +24,8 @@ lose_power() {
     rolled_out daemonset/agent agents
     rolled_out deployment/kubefan
     [ "$namespace" = agents ] || rolled_out daemonset/kubefan-node
+    # Its agent needs some events of each resource, and the Service changes once a second.
+    sleep 5
     stop_writes
     compare_agents --booted-node "$node" --min-events 500 --relists 2 "$@"
 }
