@@ -16,8 +16,9 @@ use tokio::{
 };
 
 /// The longest wait for a look-up if addresses of an earlier one are known. A resolver waits for
-/// a server that is gone for 5 s, which is longer than a connection may take.
-const LOOKUP_MAX: Duration = Duration::from_secs(1);
+/// a server that is gone for 5 s. A connection to another kubefan may take 1 s with its look-up, so
+/// most of that has to remain.
+const LOOKUP_MAX: Duration = Duration::from_millis(300);
 /// The mean time between two look-ups of a name. A connection may last for days. By then all
 /// replicas that its look-up found may be gone, except the one it is connected to.
 const REFRESH: Duration = Duration::from_secs(60);
@@ -76,23 +77,24 @@ impl Names {
         Arc::new(Self { resolver, known: Mutex::default() })
     }
 
-    /// Looks up the addresses of a host. If that fails or takes longer than a second, the result is
-    /// that of the last look-up. From the first one on, a task looks the name up each minute, until
-    /// the value is dropped.
+    /// Looks up the addresses of a host. If that fails or takes longer than 300 ms, the result is
+    /// that of the last look-up, and a late answer counts for the next call. From the first one on,
+    /// a task looks the name up each minute, until the value is dropped.
     ///
     /// # Errors
     /// The name cannot be looked up, and no look-up before has found an address.
     pub async fn look_up(self: &Arc<Self>, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let name = Name { host: host.to_owned(), port };
-        let known = self.known().get(&name).cloned();
-        let looked_up = self.resolver.resolve(host, port);
-        let found = match known {
-            None => looked_up.await?,
-            Some(known) => match timeout(LOOKUP_MAX, looked_up).await {
-                Ok(Ok(found)) if !found.is_empty() => found,
-                _ => return Ok(known),
-            },
-        };
+        let Some(known) = self.known().get(&name).cloned() else { return self.clone().find(name).await };
+        let looked_up = tokio::spawn(self.clone().find(name));
+        match timeout(LOOKUP_MAX, looked_up).await {
+            Ok(Ok(Ok(found))) if !found.is_empty() => Ok(found),
+            _ => Ok(known),
+        }
+    }
+
+    async fn find(self: Arc<Self>, name: Name) -> io::Result<Vec<SocketAddr>> {
+        let found = self.resolver.resolve(&name.host, name.port).await?;
         self.remember(name, &found);
         Ok(found)
     }
@@ -132,11 +134,16 @@ async fn refresh(names: Weak<Names>, name: Name) {
 mod tests {
     use std::future::pending;
 
+    use tokio::time::Instant;
+
     use super::*;
+
+    const LATE: Duration = Duration::from_secs(5);
 
     #[derive(Debug, Clone)]
     enum Answer {
         Found(Vec<SocketAddr>),
+        IsLate(Vec<SocketAddr>),
         Fails,
         IsSilent,
     }
@@ -155,6 +162,10 @@ mod tests {
             Box::pin(async {
                 match answer {
                     Answer::Found(found) => Ok(found),
+                    Answer::IsLate(found) => {
+                        sleep(LATE).await;
+                        Ok(found)
+                    }
                     Answer::Fails => Err(io::ErrorKind::NotFound.into()),
                     Answer::IsSilent => pending().await,
                 }
@@ -181,6 +192,20 @@ mod tests {
         }
         resolver.answers(Answer::Fails);
         names.look_up("b", 1).await.unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_late_counts_for_the_next_connection() {
+        let resolver = Arc::new(Scripted(Mutex::new(Answer::Found(address(1)))));
+        let names = Names::new(resolver.clone());
+        assert_eq!(names.look_up("a", 1).await.unwrap(), address(1));
+        resolver.answers(Answer::IsLate(address(2)));
+        let asked_at = Instant::now();
+        assert_eq!(names.look_up("a", 1).await.unwrap(), address(1));
+        assert_eq!(asked_at.elapsed(), LOOKUP_MAX, "most of the second for a connection remains");
+        sleep(LATE).await;
+        resolver.answers(Answer::Fails);
+        assert_eq!(names.look_up("a", 1).await.unwrap(), address(2));
     }
 
     #[tokio::test(start_paused = true)]
