@@ -34,7 +34,7 @@ at_exit=()
 on_exit() { at_exit+=("$*"); }
 leave() {
     local status=$? command
-    [ $status = 0 ] || show_state
+    [ $status = 0 ] || [ $status = "$CANNOT_RUN" ] || show_state
     for command in "${at_exit[@]}"; do eval "$command" || true; done
 }
 trap leave EXIT
@@ -143,6 +143,13 @@ pods_ended() {
 }
 no_pod_is_ending() {
     [ "$(pods_of "$1" | wc -l)" = "$(kubectl --namespace kubefan get pods --selector "$1" --output name | wc -l)" ]
+}
+
+# pod_metric ADDRESS NODE NAME: a metric of a pod of kubefan, summed over its labels. A policy lets only the
+# node of the pod in.
+pod_metric() {
+    on_node "$2" curl --silent --fail --max-time 2 "http://$1:7444/metrics" </dev/null |
+        awk -v name="$3" '$1 ~ "^" name "([{]|$)" { sum += $2 } END { print sum + 0 }'
 }
 
 # assert_warm_starts SELECTOR: each pod took the caches of JSON over from another one. Those of protobuf
