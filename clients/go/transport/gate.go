@@ -26,6 +26,7 @@ type gate struct {
 
 	mu     sync.Mutex
 	budget Budget
+	known  fallback.KnownClients
 	// next is the next start.
 	next time.Time
 	// laterFrom is the first start for a caller with a state.
@@ -58,11 +59,12 @@ func newGate(clock fallback.Clock, random func() float64, budget Budget) *gate {
 	return &gate{clock: clock, random: random, budget: budget.withDefaults()}
 }
 
-// setBudget replaces the budget. A moment that was chosen before comes no later than the new window
+// setBudget takes the budget that kubefan tells. A moment that was chosen before comes no later than the new window
 // allows.
 func (g *gate) setBudget(budget Budget) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	budget.Clients = g.known.Note(budget.Clients, g.clock.Now())
 	if budget == g.budget {
 		return
 	}

@@ -13,6 +13,9 @@ const (
 	defaultClients = 100
 	defaultRate    = 10
 	windowMax      = 10 * time.Minute
+	// clientsKept is for how long a larger number of clients counts. A kubefan that has just started
+	// does not know all of its clients yet, and watches renew within this time.
+	clientsKept = 10 * time.Minute
 )
 
 // Budget limits the reads that clients start at the apiserver while kubefan is away.
@@ -36,6 +39,22 @@ func (b Budget) Window() time.Duration {
 	}
 	seconds := min(float64(clients)/rate, windowMax.Seconds())
 	return time.Duration(seconds * float64(time.Second))
+}
+
+// KnownClients is the number of clients that kubefan has told.
+type KnownClients struct {
+	count int
+	// at is the last time at which kubefan told so many, or more.
+	at time.Time
+}
+
+// Note takes a number that kubefan tells, and returns the one that counts: a smaller one only if
+// none larger was told for ten minutes.
+func (k *KnownClients) Note(told int, now time.Time) int {
+	if told >= k.count || now.Sub(k.at) >= clientsKept {
+		k.count, k.at = told, now
+	}
+	return k.count
 }
 
 // ParseBudget reads the budget that an answer of kubefan names. A value without both members, or

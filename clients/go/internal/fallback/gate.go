@@ -22,6 +22,7 @@ type Gate struct {
 
 	mu     sync.Mutex
 	budget Budget
+	known  KnownClients
 	// next is the next start.
 	next time.Time
 	// laterFrom is the first start for a caller with a state.
@@ -52,10 +53,11 @@ func NewGate(clock Clock, random func() float64, budget Budget) *Gate {
 	return &Gate{clock: clock, random: random, budget: budget}
 }
 
-// SetBudget replaces the budget. Starts that wait keep their moment.
+// SetBudget takes the budget that kubefan tells. Starts that wait keep their moment.
 func (g *Gate) SetBudget(budget Budget) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	budget.Clients = g.known.Note(budget.Clients, g.clock.Now())
 	g.budget = budget
 }
 

@@ -148,3 +148,23 @@ func TestABudgetIsReadAsAWholeOrNotAtAll(t *testing.T) {
 		t.Error(window)
 	}
 }
+
+func TestAKubefanThatHasJustStartedDoesNotShrinkTheFleet(t *testing.T) {
+	known, now := KnownClients{}, time.Unix(1000, 0)
+	for _, told := range []struct {
+		after       time.Duration
+		count, want int
+	}{
+		{0, 3000, 3000},
+		{5 * time.Minute, 7, 3000},
+		{0, 3500, 3500},
+		{10*time.Minute - time.Second, 7, 3500},
+		{time.Second, 7, 7},
+		{0, 8, 8},
+	} {
+		now = now.Add(told.after)
+		if got := known.Note(told.count, now); got != told.want {
+			t.Errorf("%d after %v: %d, not %d", told.count, told.after, got, told.want)
+		}
+	}
+}
