@@ -21,10 +21,10 @@ impl SavedStateFamilies {
                 "Attempts to start a cache from its saved state, by result.",
                 &[group, resource, namespace, media, "result"],
             )?,
-            bytes: register.counters("kubefan_saved_bytes_total", "Bytes of state written to --state-dir.", &labels)?,
+            bytes: register.counters("kubefan_saved_bytes_total", "Bytes of state written to disk.", &labels)?,
             failures: register.counters(
                 "kubefan_save_failures_total",
-                "States that could not be written to --state-dir.",
+                "States that could not be written to disk.",
                 &labels,
             )?,
         })
