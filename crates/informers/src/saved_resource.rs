@@ -18,7 +18,11 @@ use kubefan_upstream::discovery::{ResourceInfo, SchemaFingerprint};
 use tokio::{task::spawn_blocking, time::Instant};
 use tracing::{info, warn};
 
-use super::{discovered::DiscoveredResource, saved_states::FoundFile, upstream_context::CacheContext};
+use super::{
+    discovered::DiscoveredResource,
+    saved_states::{FoundFile, newness},
+    upstream_context::CacheContext,
+};
 
 /// A state from a file, which upstream has not confirmed.
 pub(super) struct UnconfirmedState {
@@ -46,7 +50,8 @@ pub(super) async fn find(context: &CacheContext, name: &str) -> Option<SavedReso
     let is_usable = |head: &StateHead| head.endpoint == ours && head.cluster_uid.as_deref() == Some(uid);
     let files = states.found().await.values();
     let of_name = files.filter(|file| file.head.name == name && is_usable(&file.head));
-    let FoundFile { head, identity } = of_name.max_by_key(|file| file.head.saved_at_millis)?;
+    let now = states.now();
+    let FoundFile { head, identity } = of_name.max_by_key(|file| newness(&file.head, now))?;
     let info = ResourceInfo {
         gvr: identity.gvr.clone(),
         kind: head.kind.clone(),

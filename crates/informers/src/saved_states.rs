@@ -82,8 +82,9 @@ impl SavedStates {
     /// Returns the cluster whose files may be served: that of the newest file of these servers. The
     /// others are of a cluster that was at this address before.
     pub(super) async fn cluster_at(&self, ours: &Endpoint) -> Option<&str> {
+        let now = self.now();
         let files = self.found().await.values().filter(|file| file.head.endpoint == *ours);
-        files.max_by_key(|file| file.head.saved_at_millis)?.head.cluster_uid.as_deref()
+        files.max_by_key(|file| newness(&file.head, now))?.head.cluster_uid.as_deref()
     }
 
     /// Serves a saved state of the cluster with this uid as stale, and takes that cluster as the
@@ -139,4 +140,8 @@ fn find(dir: &StateDir) -> BTreeMap<StateName, FoundFile> {
         peeked.ok().map(|(head, identity)| (name, FoundFile { head, identity }))
     });
     found.collect()
+}
+/// Orders files by their time. A time in the future is unknown, and counts as the oldest.
+pub(super) fn newness(head: &StateHead, now: SystemTime) -> (bool, u64) {
+    (head.elapsed(now).is_some(), head.saved_at_millis)
 }

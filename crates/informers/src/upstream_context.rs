@@ -80,6 +80,10 @@ impl CacheContext {
 
     /// Ends every stream of a saved state that is not confirmed, because another cluster answers.
     pub(super) async fn drop_unconfirmed(&self) {
+        // The apiserver that stands in for a kubefan may be the wrong one.
+        if self.source.is_fallen_back() {
+            return;
+        }
         if let Some(saved) = &self.saved {
             saved.drop_unconfirmed(&self.upstream).await;
         }

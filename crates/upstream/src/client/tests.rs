@@ -281,3 +281,26 @@ async fn an_apiserver_that_is_not_ready_is_tried_in_the_end_and_never_serves() {
     let denied = upstream(UpstreamOptions::default(), |_| async { Ok(answer(403, "")) });
     tokio::time::timeout(minute, denied.until_serving()).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_review_of_another_cluster_than_the_saved_one_does_not_count() {
+    const KIND: review::ReviewKind = review::ReviewKind { path: "/reviews", api_version: "v1", kind: "Review" };
+    let answering = |uid: &'static str| {
+        let service = BoxCloneSyncService::new(service_fn(move |request: http::Request<Bytes>| async move {
+            let of_cluster = request.uri().path().ends_with("/namespaces/kube-system");
+            let review = r#"{"status":{"allowed":true}}"#.to_owned();
+            let body = if of_cluster { format!(r#"{{"metadata":{{"uid":"{uid}"}}}}"#) } else { review };
+            Ok::<_, BoxError>(answer(200, body))
+        }));
+        Upstream::from_service(service, &Uri::from_static("https://sim.local:6443/"), UpstreamOptions::default())
+    };
+    let ask = async |upstream: &Upstream| upstream.review::<serde_json::Value>(&KIND, &"spec").await;
+    let other = answering("other");
+    assert!(other.assume_cluster("saved"));
+    let error = ask(&other).await.unwrap_err().to_string();
+    assert!(error.contains("another cluster answers"), "{error}");
+    let same = answering("saved");
+    assert!(same.assume_cluster("saved"));
+    assert_eq!(ask(&same).await.unwrap()["allowed"], true);
+    assert!(!same.is_assumed(), "the check has confirmed it");
+}
