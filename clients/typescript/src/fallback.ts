@@ -20,8 +20,8 @@ export const HOLD_MS_MIN = 30_000;
 /** The longest hold, of a kubefan that fails soon after each return. */
 export const HOLD_MS_MAX = 600_000;
 /**
- * A smaller number of clients counts only if none larger was told for this long: a kubefan that has
- * just started does not know all of its clients yet, and watches renew within this time.
+ * A smaller number of clients counts after only smaller ones were told for this long: a kubefan
+ * that has just started does not know all of its clients yet.
  */
 const CLIENTS_KEPT_MS = 600_000;
 /** The longest window of a budget. */
@@ -229,8 +229,10 @@ export class Gate {
   readonly #clock: Clock;
   readonly #random: () => number;
   #budget: Budget;
-  /** The last time at which kubefan told so many clients, or more. */
-  #toldAt = -Infinity;
+  /** The largest number of clients that kubefan told. */
+  #toldClients = 0;
+  /** The time since which it told only smaller ones. */
+  #smallerSince: number | undefined;
   #next = -Infinity;
   /** The first start for a caller with a state. */
   #laterFrom = -Infinity;
@@ -250,11 +252,14 @@ export class Gate {
   /** Takes the budget that kubefan tells. Starts that wait keep their moment. */
   setBudget(budget: Budget): void {
     const now = this.#clock.now();
-    const known = this.#budget.clients ?? 0;
-    if ((budget.clients ?? 0) < known && now < this.#toldAt + CLIENTS_KEPT_MS) {
-      budget = { ...budget, clients: known };
+    const clients = budget.clients ?? 0;
+    const since = this.#smallerSince ?? now;
+    if (clients < this.#toldClients && now < since + CLIENTS_KEPT_MS) {
+      this.#smallerSince = since;
+      budget = { ...budget, clients: this.#toldClients };
     } else {
-      this.#toldAt = now;
+      this.#toldClients = clients;
+      this.#smallerSince = undefined;
     }
     this.#budget = budget;
   }

@@ -17,8 +17,8 @@ pub(crate) const HEADER: &str = "kubefan-fallback";
 /// A client must not wait for ever, whatever the numbers are.
 const WINDOW_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// A smaller number of clients counts only if none larger was named for this long: a kubefan that
-/// has just started does not know all of its clients yet, and watches renew within this time.
+/// A smaller number of clients counts after only smaller ones were named for this long: a kubefan
+/// that has just started does not know all of its clients yet.
 const CLIENTS_KEPT: Duration = Duration::from_secs(10 * 60);
 
 /// Limits the requests that clients start at the apiserver while kubefan is gone.
@@ -74,8 +74,8 @@ pub(crate) struct NamedBudget(Arc<Mutex<Option<Named>>>);
 #[derive(Debug, Clone, Copy)]
 struct Named {
     budget: FallbackBudget,
-    /// The last time at which so many clients, or more, were named.
-    at: Instant,
+    /// The time since which only smaller numbers of clients were named.
+    smaller_since: Option<Instant>,
 }
 
 impl NamedBudget {
@@ -84,12 +84,14 @@ impl NamedBudget {
         let Some(budget) = FallbackBudget::parse(value) else { return };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let kept = known.filter(|known| budget.clients < known.budget.clients && now < known.at + CLIENTS_KEPT);
-        *known = Some(match kept {
-            Some(Named { budget: FallbackBudget { clients, .. }, at }) => {
-                Named { budget: FallbackBudget { clients, ..budget }, at }
+        let larger = known.filter(|known| budget.clients < known.budget.clients);
+        let since = larger.map(|known| known.smaller_since.unwrap_or(now));
+        *known = Some(match (larger, since) {
+            (Some(larger), Some(since)) if now < since + CLIENTS_KEPT => {
+                let clients = larger.budget.clients;
+                Named { budget: FallbackBudget { clients, ..budget }, smaller_since: Some(since) }
             }
-            None => Named { budget, at: now },
+            _ => Named { budget, smaller_since: None },
         });
     }
 
@@ -153,12 +155,14 @@ mod tests {
         let named = NamedBudget::default();
         let last = || named.last().map(|budget| (budget.clients, budget.starts_per_second));
         named.note("clients=3000, rate=50");
+        advance(10 * CLIENTS_KEPT).await;
+        named.note("clients=7, rate=20");
+        assert_eq!(last(), Some((3000, 20.0)), "a watch may last long");
         advance(CLIENTS_KEPT / 2).await;
-        named.note("clients=7, rate=20");
-        assert_eq!(last(), Some((3000, 20.0)));
         named.note("clients=3500, rate=20");
-        advance(CLIENTS_KEPT - Duration::from_secs(1)).await;
         named.note("clients=7, rate=20");
+        advance(CLIENTS_KEPT - Duration::from_secs(1)).await;
+        named.note("clients=8, rate=20");
         assert_eq!(last(), Some((3500, 20.0)));
         advance(Duration::from_secs(1)).await;
         named.note("clients=7, rate=20");

@@ -13,8 +13,8 @@ const (
 	defaultClients = 100
 	defaultRate    = 10
 	windowMax      = 10 * time.Minute
-	// clientsKept is for how long a larger number of clients counts. A kubefan that has just started
-	// does not know all of its clients yet, and watches renew within this time.
+	// clientsKept is for how long a larger number of clients counts after smaller ones were told. A
+	// kubefan that has just started does not know all of its clients yet.
 	clientsKept = 10 * time.Minute
 )
 
@@ -44,15 +44,19 @@ func (b Budget) Window() time.Duration {
 // KnownClients is the number of clients that kubefan has told.
 type KnownClients struct {
 	count int
-	// at is the last time at which kubefan told so many, or more.
-	at time.Time
+	// smallerSince is the time since which kubefan told only smaller ones.
+	smallerSince time.Time
 }
 
-// Note takes a number that kubefan tells, and returns the one that counts: a smaller one only if
-// none larger was told for ten minutes.
+// Note takes a number that kubefan tells, and returns the one that counts: a smaller one only after
+// smaller ones alone were told for ten minutes.
 func (k *KnownClients) Note(told int, now time.Time) int {
-	if told >= k.count || now.Sub(k.at) >= clientsKept {
-		k.count, k.at = told, now
+	isSmaller := told < k.count
+	switch {
+	case isSmaller && k.smallerSince.IsZero():
+		k.smallerSince = now
+	case !isSmaller || now.Sub(k.smallerSince) >= clientsKept:
+		k.count, k.smallerSince = told, time.Time{}
 	}
 	return k.count
 }

@@ -156,9 +156,10 @@ func TestAKubefanThatHasJustStartedDoesNotShrinkTheFleet(t *testing.T) {
 		count, want int
 	}{
 		{0, 3000, 3000},
-		{5 * time.Minute, 7, 3000},
-		{0, 3500, 3500},
-		{10*time.Minute - time.Second, 7, 3500},
+		{time.Hour, 7, 3000},
+		{5 * time.Minute, 3500, 3500},
+		{0, 7, 3500},
+		{10*time.Minute - time.Second, 8, 3500},
 		{time.Second, 7, 7},
 		{0, 8, 8},
 	} {

@@ -36,8 +36,8 @@ BUSY_PAUSE_SECONDS_MAX = 120.0
 HOLD_SECONDS_MIN = 30.0
 #: The longest hold, of a kubefan that fails soon after each return.
 HOLD_SECONDS_MAX = 600.0
-#: A smaller number of clients counts only if none larger was told for this many seconds: a kubefan
-#: that has just started does not know all of its clients yet, and watches renew within this time.
+#: A smaller number of clients counts after only smaller ones were told for this many seconds: a
+#: kubefan that has just started does not know all of its clients yet.
 CLIENTS_KEPT_SECONDS = 600.0
 #: The longest window of a budget, in seconds.
 WINDOW_SECONDS_MAX = 600.0
@@ -258,8 +258,9 @@ class Gate:
         self._random = generator or random.Random()
         self._lock = threading.RLock()
         self._budget = budget
-        #: The last time at which kubefan told so many clients, or more.
-        self._told_at = float("-inf")
+        #: The largest number of clients that kubefan told, and since when it told only smaller ones.
+        self._told_clients = 0
+        self._smaller_since: Optional[float] = None
         self._next = float("-inf")
         #: The first start for a caller with a state.
         self._later_from = float("-inf")
@@ -274,11 +275,12 @@ class Gate:
         """Takes the budget that kubefan tells. Starts that wait keep their moment."""
         with self._lock:
             now = self._clock.now()
-            is_fewer = budget.clients < self._budget.clients
-            if is_fewer and now < self._told_at + CLIENTS_KEPT_SECONDS:
-                budget = dataclasses.replace(budget, clients=self._budget.clients)
+            since = now if self._smaller_since is None else self._smaller_since
+            if budget.clients < self._told_clients and now < since + CLIENTS_KEPT_SECONDS:
+                self._smaller_since = since
+                budget = dataclasses.replace(budget, clients=self._told_clients)
             else:
-                self._told_at = now
+                self._told_clients, self._smaller_since = budget.clients, None
             self._budget = budget
 
     def enter(self, has_state: bool, admitted: Callable[[], None]) -> Start:
