@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::component::Shared;
 
 /// Samples until kubefan stops. With `tuning.passthroughOnAlarm` the apiserver answers reads while
-/// an alarm fires.
+/// an alarm of this kubefan fires.
 pub(super) fn sample(shared: Shared<'_>, registry: &Arc<Registry>, switches: &Arc<Switches>) -> Arc<History> {
     let history = Arc::new(History::new(Instant::now()));
     let sampled = history.clone();
@@ -55,7 +55,7 @@ pub(super) fn sample(shared: Shared<'_>, registry: &Arc<Registry>, switches: &Ar
     history
 }
 
-/// Sends reads past the caches while an alarm fires.
+/// Sends reads past the caches while an alarm of this kubefan fires.
 struct Bypass {
     switches: Arc<Switches>,
     /// Open watches that end per second when an alarm begins.
@@ -66,15 +66,16 @@ struct Bypass {
 
 impl Bypass {
     fn follow(&mut self, before: &[Alarm], now: &[Alarm]) {
-        if before.is_empty() == now.is_empty() {
+        let bypassed = before.iter().any(|alarm| alarm.is_of_this_kubefan());
+        let bypasses = now.iter().any(|alarm| alarm.is_of_this_kubefan());
+        if bypassed == bypasses {
             return;
         }
-        let bypasses = !now.is_empty();
         self.switches.bypass_caches(bypasses);
         if bypasses {
             warn!("reads are passed on to the apiserver while an alarm fires");
         } else {
-            info!("the caches answer reads again: no alarm fires");
+            info!("the caches answer reads again: no alarm of this kubefan fires");
         }
         let per_second = if bypasses { self.ends_per_second } else { ENDS_PER_SECOND };
         let switches = self.switches.clone();
@@ -92,15 +93,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn reads_pass_the_caches_from_the_first_alarm_to_the_end_of_the_last() {
+    async fn reads_pass_the_caches_while_the_answers_of_this_kubefan_suffer() {
         let switches = Switches::new(Modes::default());
         let mut bypass = Bypass { switches: switches.clone(), ends_per_second: 50, ending: None };
         let mode = || switches.mode("", "pods", None);
         let steps = [
-            (vec![], vec![Alarm::Memory], Mode::Passthrough),
-            (vec![Alarm::Memory], vec![Alarm::Memory, Alarm::Relisting], Mode::Passthrough),
-            (vec![Alarm::Memory, Alarm::Relisting], vec![Alarm::Relisting], Mode::Passthrough),
-            (vec![Alarm::Relisting], vec![], Mode::Cache),
+            (vec![], vec![Alarm::ReviewsFailing], Mode::Cache),
+            (vec![Alarm::ReviewsFailing], vec![Alarm::Memory, Alarm::ReviewsFailing], Mode::Passthrough),
+            (vec![Alarm::Memory, Alarm::ReviewsFailing], vec![Alarm::Difference, Alarm::Memory], Mode::Passthrough),
+            (vec![Alarm::Difference, Alarm::Memory], vec![Alarm::Difference], Mode::Passthrough),
+            (vec![Alarm::Difference], vec![Alarm::SlowDispatch], Mode::Cache),
         ];
         for (before, now, expected) in steps {
             bypass.follow(&before, &now);

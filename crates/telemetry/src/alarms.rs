@@ -68,6 +68,12 @@ impl Alarm {
     pub const ALL: [Self; 6] =
         [Self::Difference, Self::OtherCluster, Self::Relisting, Self::SlowDispatch, Self::Memory, Self::ReviewsFailing];
 
+    /// Whether only this kubefan's answers suffer, so that reading elsewhere helps. Others may have
+    /// their cause in the apiserver, which then has no need of more readers, or in one slow reader.
+    pub fn is_of_this_kubefan(self) -> bool {
+        matches!(self, Self::Difference | Self::Memory)
+    }
+
     /// The name in metrics and in the log.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -218,9 +218,9 @@ section! {
     /// Set it if clients use one of these before the apiserver has it.
     /// [default: all are false]
     tuning.feature_gates("NAME=BOOL"): Vec<String> => feature_gates: FeatureGates, gates;
-    /// While an alarm of this kubefan fires (kubefan_alarm), let the apiserver answer reads, as
-    /// with mode Passthrough for every resource. Clients with a fallback then leave kubefan. Set it
-    /// while the first programs move to kubefan.
+    /// While a self-check has found a difference, or memory is short (kubefan_alarm), let the
+    /// apiserver answer reads, as with mode Passthrough for every resource. Clients with a fallback
+    /// then leave kubefan. Set it while the first programs move to kubefan.
     tuning.passthrough_on_alarm("BOOL"): bool => passthrough_on_alarm: bool, or_false;
     /// Over HTTP, compress watches, and lists and objects of 128 KiB or more, for clients that
     /// accept gzip. Turn it off if kubefan's CPU time costs more than bytes on the network.
