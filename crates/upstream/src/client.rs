@@ -313,10 +313,16 @@ impl Upstream {
     ) -> Result<T, UpstreamError> {
         let request_timeout = self.inner.options.request_timeout;
         let attempt = self.attempt();
-        let result = timeout(request_timeout, work).await.unwrap_or_else(|_| {
-            if let Some(attempt) = attempt {
-                attempt.note(Verdict::Lost);
-            }
+        let answered = timeout(request_timeout, work).await;
+        let is_late = answered.is_err();
+        // The apiserver behind a kubefan may be the one that hangs.
+        if is_late
+            && let Some(attempt) = attempt
+            && !Box::pin(self.serves_in_time()).await
+        {
+            attempt.note(Verdict::Lost);
+        }
+        let result = answered.unwrap_or_else(|_| {
             let message = format!("no complete answer from {} within {request_timeout:?}", self.inner.server);
             Err(UpstreamError::Timeout { message, retry_after: None })
         });

@@ -15,7 +15,13 @@
 //! one is read. If the apiserver denies the resource to kubefan, the cache stays at the kubefan for
 //! some minutes, as it would without a fallback.
 
-use std::{future::Future, mem, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::{Future, ready},
+    mem,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use kubefan_cache::{RelistReason, warnings::Warnings};
 use kubefan_model::{ResourceVersion, object::ObjectParser};
@@ -182,9 +188,12 @@ impl TieredReflector {
             tokio::select! {
                 biased;
                 () = fallback.until(false) => continue,
-                () = due => tier.due = None,
+                // Kept until the server is checked, because this may be dropped meanwhile.
+                () = due => tier.due = Some(Box::pin(ready(()))),
             }
-            if !tier.direct.may_be_read().await {
+            let may_be_read = tier.direct.may_be_read().await;
+            tier.due = None;
+            if !may_be_read {
                 continue;
             }
             tier.fallback().started();
@@ -358,6 +367,9 @@ impl TieredReflector {
 
     /// See [`SourceReflector::reread`].
     pub fn reread(&mut self, reason: RelistReason) {
+        if let Some(tier) = &mut self.tier {
+            tier.newest = tier.newest.max(self.active.reached());
+        }
         self.active.reread(reason);
     }
 

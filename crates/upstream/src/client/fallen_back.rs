@@ -1,10 +1,14 @@
 //! The part of a kubefan's client in the fallback to the apiserver: it notes what its requests
 //! find, and may hand them over to the client of the apiserver while the kubefan is away.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{Response, Version, header};
+use http::{Response, StatusCode, Version, header};
+use tokio::time::timeout;
 
 use super::{BodyStream, ERROR_BODY_BYTES_MAX, Tier, Upstream, UpstreamBody, Verb};
 use crate::{
@@ -12,6 +16,8 @@ use crate::{
     fallback::{Attempt, Fallback, Verdict, is_through_kubefan},
 };
 
+/// The longest wait for the answer to a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The path of gRPC's health service, which kubefan serves on its data port without credentials.
 const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 /// A gRPC message without content: the question about the server as a whole.
@@ -51,7 +57,8 @@ impl Upstream {
 
     /// Whether the kubefan serves, by gRPC's health service, which costs it no review and no
     /// request to the apiserver. A server in front of it that speaks only HTTP/1.1 cannot pass the
-    /// question on: there, any answer of a kubefan but a 5xx is enough.
+    /// question on: there, any answer of a kubefan but a 5xx is enough, and the 505 to this
+    /// question.
     pub(crate) async fn serves(&self) -> bool {
         let request = http::Request::post(format!("{}{HEALTH_PATH}", self.inner.base))
             .header(header::CONTENT_TYPE, "application/grpc")
@@ -60,12 +67,22 @@ impl Upstream {
             .body(Bytes::from_static(HEALTH_REQUEST));
         let Ok(request) = request else { return false };
         let Ok(response) = self.exchange(Verb::Get, request).await else { return false };
+        let status = response.status();
+        // kubefan's own answer to gRPC over HTTP/1.1. A proxy may hand it on over HTTP/2.
+        if status == StatusCode::HTTP_VERSION_NOT_SUPPORTED {
+            return is_through_kubefan(response.headers());
+        }
         if response.version() < Version::HTTP_2 {
-            return !response.status().is_server_error() && is_through_kubefan(response.headers());
+            return !status.is_server_error() && is_through_kubefan(response.headers());
         }
         let (parts, body) = response.into_parts();
         let Ok(body) = BodyStream::new(&parts.headers, body, &self.inner.server) else { return false };
         self.read(body, ERROR_BODY_BYTES_MAX).await.is_ok_and(|body| body == HEALTH_SERVING)
+    }
+
+    /// Whether the kubefan says within three seconds that it serves.
+    pub(crate) async fn serves_in_time(&self) -> bool {
+        timeout(PROBE_TIMEOUT, self.serves()).await.unwrap_or(false)
     }
 
     /// Whether the answer to the last check of the cluster has come through a kubefan.

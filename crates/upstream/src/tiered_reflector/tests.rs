@@ -119,9 +119,9 @@ impl Server {
                 return Ok(whole(StatusCode::OK, format!(r#"{{"metadata":{{"uid":"{}"}}}}"#, server.uid)));
             }
             if path.contains("grpc.health") {
-                // Over HTTP/1.1 a kubefan refuses the question.
-                let mut refusal = whole(StatusCode::NOT_FOUND, "{}".to_owned());
-                let error = HeaderValue::from_static("kubefan; error=http_request_error");
+                // Over HTTP/1.1 a kubefan refuses the question: transport/http1/connection.rs.
+                let mut refusal = whole(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "needs HTTP/2\n".to_owned());
+                let error = HeaderValue::from_static("kubefan; error=http_protocol_error");
                 refusal.headers_mut().insert("proxy-status", error);
                 return Ok(refusal);
             }

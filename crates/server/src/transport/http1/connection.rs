@@ -23,6 +23,7 @@ use crate::{
     grpc::call,
     kube::{
         answer::{Answer, FromUpstream},
+        error_type::{ErrorType, PROXY_STATUS},
         tunnel::Tunnel,
         websocket::Socket,
     },
@@ -148,7 +149,9 @@ async fn respond(
 ) -> Response<Body> {
     if call::is_any_grpc(&request) {
         let message = "gRPC needs HTTP/2; this connection speaks HTTP/1.1\n";
-        return (StatusCode::HTTP_VERSION_NOT_SUPPORTED, message).into_response();
+        // A kubefan behind this one tells by it that this is a kubefan: `Upstream::serves`.
+        let error = [(PROXY_STATUS, ErrorType::HttpProtocolError.value())];
+        return (StatusCode::HTTP_VERSION_NOT_SUPPORTED, error, message).into_response();
     }
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
