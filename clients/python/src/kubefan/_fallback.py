@@ -258,8 +258,9 @@ class Gate:
         self._random = generator or random.Random()
         self._lock = threading.RLock()
         self._budget = budget
-        #: The largest number of clients that kubefan told, and since when it told only smaller ones.
+        #: The largest number of clients that kubefan told.
         self._told_clients = 0
+        #: The time since which it told only smaller ones.
         self._smaller_since: Optional[float] = None
         self._next = float("-inf")
         #: The first start for a caller with a state.
