@@ -4,12 +4,13 @@
 //! leads to the kubefan, reviews, discovery and forwarded requests need another server as well,
 //! and `--upstream-fallback-kubeconfig` names it.
 
+use kubefan_client::FallbackBudget;
 use kubefan_telemetry::metrics::Metrics;
 use kubefan_upstream::{
     Source, Upstream,
     client::{ConnectionLimits, UpstreamObserver, UpstreamOptions},
     direct_apiserver::DirectApiserver,
-    fallback::{Fallback, FallbackBudget, FallbackOptions},
+    fallback::{Fallback, FallbackOptions},
     passthrough::{Passthrough, PassthroughOptions, check_reviewer},
 };
 use rand::{SeedableRng, rngs::StdRng};

@@ -115,11 +115,13 @@ mod tests {
             ("rate=0.5,clients=1", named(1, 0.5)),
             (" clients=2;x=y , other, rate=1.5;z", named(2, 1.5)),
             ("clients=2, rate=1, clients=3", named(3, 1.0)),
+            ("rate=0.5,clients=2;a=1, other=7", named(2, 0.5)),
             ("clients=3000", None),
             ("rate=50", None),
             ("clients=0, rate=50", None),
             ("clients=-1, rate=50", None),
             ("clients=1, rate=0", None),
+            ("clients=5, rate=0", None),
             ("clients=1, rate=inf", None),
             ("clients=1, rate=1e9", None),
             ("clients=1.5, rate=1", None),
@@ -135,6 +137,8 @@ mod tests {
         let window = |clients, starts_per_second| FallbackBudget { clients, starts_per_second }.window();
         assert_eq!(window(3000, 50.0), Duration::from_secs(60));
         assert_eq!(window(100, 0.1), Duration::from_secs(600));
+        assert_eq!(window(u32::MAX, 0.001), Duration::from_secs(600));
+        assert_eq!(window(1, 1e-300), Duration::from_secs(600));
         for rate in [0.0, -1.0, f64::NAN] {
             assert_eq!(window(1, rate), Duration::from_secs(600), "{rate}");
         }

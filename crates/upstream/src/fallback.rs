@@ -19,8 +19,8 @@ use std::{
     time::Duration,
 };
 
-pub use budget::FallbackBudget;
 use http::{HeaderMap, StatusCode};
+use kubefan_client::FallbackBudget;
 use kubefan_common::sync::watch;
 use kubefan_telemetry::metrics::FallbackMetrics;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -33,6 +33,8 @@ use crate::reflector::Target;
 /// Header of kubefan's answers with the budget of its clients.
 const BUDGET_HEADER: &str = "kubefan-fallback";
 
+/// The time limit of a probe of a kubefan that is away.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The mean time between two probes of a kubefan that is away.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// The time before the first probe. Another replica often takes over at once.
@@ -207,7 +209,7 @@ impl Fallback {
     pub(crate) fn take_budget_text(&self, text: &str) {
         let Some(told) = FallbackBudget::parse(text) else { return };
         let last = self.0.pace.budget();
-        let mut budget = told.bounded_by(self.0.configured).after(last);
+        let mut budget = budget::after(budget::bounded_by(told, self.0.configured), last);
         if budget.clients < last.clients {
             let mut lowered_at = locked(&self.0.lowered_at);
             if lowered_at.is_some_and(|at| at.elapsed() < LOWERED_FOR) {

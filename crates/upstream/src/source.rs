@@ -29,15 +29,12 @@ use crate::{
     client::{Upstream, UpstreamObserver, identity::IdentityError},
     direct_apiserver::DirectApiserver,
     error::UpstreamError,
-    fallback::Fallback,
+    fallback::{Fallback, PROBE_TIMEOUT},
     grpc_reflector::GrpcReflector,
     kubefan_client::KubefanClient,
     reflector::{Reflector, ReflectorOptions, Target},
     source_reflector::SourceReflector,
 };
-
-/// The time limit of a probe of a kubefan that is away.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Greatest age of the proof in a kubefan's bookmark: the interval of its bookmarks.
 const KUBEFAN_BOOKMARK_AGE_MAX: Duration = Duration::from_secs(60);

@@ -17,7 +17,7 @@ use kubefan_admission::GateLimits;
 use kubefan_app::{config::ServeConfig, open_files::CONNECTIONS_MAX, server_options};
 use kubefan_audit::AuditLog;
 use kubefan_cache::{RetainedLimits, RingLimits};
-use kubefan_client::{Client, ClientOptions};
+use kubefan_client::{Client, ClientOptions, FallbackBudget};
 use kubefan_common::proto::v1alpha1::{
     ListRequest, ListResourcesRequest, ListResponse, OnExpired, ResourceStatus, Target, WatchRequest,
     watch_service_client::WatchServiceClient,
@@ -36,7 +36,7 @@ use kubefan_upstream::{
     Source, Upstream,
     direct_apiserver::DirectApiserver,
     discovery::{Discovery, DiscoveryOptions},
-    fallback::{Fallback, FallbackBudget, FallbackOptions},
+    fallback::{Fallback, FallbackOptions},
     kubefan_client::KubefanClient,
     lines::LineOptions,
     reflector::ReflectorOptions,
@@ -194,7 +194,7 @@ impl Rig {
             let fallback = Fallback::new(FallbackOptions {
                 apiserver: apiserver.server().to_owned(),
                 kubefan: "kubefan.test".to_owned(),
-                budget: FallbackBudget::default(),
+                budget: FallbackBudget { clients: 500, starts_per_second: 50.0 },
                 metrics: metrics.fallback().clone(),
                 random: StdRng::seed_from_u64(1),
             });

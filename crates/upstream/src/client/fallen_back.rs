@@ -1,10 +1,7 @@
 //! The part of a kubefan's client in the fallback to the apiserver: it notes what its requests
 //! find, and may hand them over to the client of the apiserver while the kubefan is away.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 use http::{Response, StatusCode, Version, header};
@@ -13,11 +10,9 @@ use tokio::time::timeout;
 use super::{BodyStream, ERROR_BODY_BYTES_MAX, Tier, Upstream, UpstreamBody, Verb};
 use crate::{
     error::UpstreamError,
-    fallback::{Attempt, Fallback, Verdict, is_through_kubefan},
+    fallback::{Attempt, Fallback, PROBE_TIMEOUT, Verdict, is_through_kubefan},
 };
 
-/// The longest wait for the answer to a probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The path of gRPC's health service, which kubefan serves on its data port without credentials.
 const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 /// A gRPC message without content: the question about the server as a whole.
@@ -80,7 +75,7 @@ impl Upstream {
         self.read(body, ERROR_BODY_BYTES_MAX).await.is_ok_and(|body| body == HEALTH_SERVING)
     }
 
-    /// Whether the kubefan says within three seconds that it serves.
+    /// Whether the kubefan says within [`PROBE_TIMEOUT`] that it serves.
     pub(crate) async fn serves_in_time(&self) -> bool {
         timeout(PROBE_TIMEOUT, self.serves()).await.unwrap_or(false)
     }

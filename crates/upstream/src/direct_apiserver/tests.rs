@@ -8,6 +8,7 @@ use std::sync::{
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
+use kubefan_client::FallbackBudget;
 use kubefan_telemetry::metrics::Metrics;
 use rand::{SeedableRng, rngs::StdRng};
 use tower::{BoxError, service_fn, util::BoxCloneSyncService};
@@ -16,7 +17,7 @@ use super::*;
 use crate::{
     client::{ConnectionLimits, UpstreamBody, UpstreamOptions, Verb},
     error::UpstreamError,
-    fallback::{FallbackBudget, FallbackOptions, Verdict},
+    fallback::{FallbackOptions, Verdict},
     passthrough::{Credentials, ForwardService, Forwarded, FromFallback, Passthrough, PassthroughOptions},
 };
 
@@ -46,7 +47,7 @@ impl Servers {
         let fallback = Fallback::new(FallbackOptions {
             apiserver: direct.server().to_owned(),
             kubefan: "https://kubefan".to_owned(),
-            budget: FallbackBudget::default(),
+            budget: FallbackBudget { clients: 500, starts_per_second: 50.0 },
             metrics: metrics.fallback().clone(),
             random: StdRng::seed_from_u64(1),
         });

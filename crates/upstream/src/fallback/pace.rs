@@ -10,13 +10,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kubefan_client::FallbackBudget;
 use rand::{RngExt, rngs::StdRng};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
-
-use super::budget::FallbackBudget;
 
 /// Starts in a row of caches without a state, while one with a state waits.
 const OVERTAKEN_MAX: u32 = 2;

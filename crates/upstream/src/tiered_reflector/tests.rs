@@ -10,6 +10,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use kubefan_cache::Update;
+use kubefan_client::FallbackBudget;
 use kubefan_model::{GroupVersionResource, Scope, fields::FieldTable};
 use kubefan_telemetry::metrics::{Metrics, WatchPurpose};
 use tokio::{sync::mpsc, time::sleep};
@@ -19,7 +20,7 @@ use tower::{BoxError, service_fn, util::BoxCloneSyncService};
 use super::*;
 use crate::{
     client::{Upstream, UpstreamBody, UpstreamOptions},
-    fallback::{FallbackBudget, FallbackOptions},
+    fallback::FallbackOptions,
 };
 
 type Chunk = Result<Frame<Bytes>, BoxError>;
