@@ -31,8 +31,8 @@ const replicas = 3
 const startsPerSecond = 51
 
 // TestAHerdOfAgentsStaysWithinTheBudget runs as many agents as KUBEFAN_HERD says, each with an
-// informer of the pods of one node. Then all replicas of kubefan end at once, and come back later. A
-// tenth of the agents start in the outage, without a state. Each agent is a client of its own: it
+// informer of the pods of one node. Then all replicas of kubefan end at once, and come back later.
+// A tenth of the agents start in the outage, without a state. Each agent is a client of its own: it
 // knows nothing of the others.
 func TestAHerdOfAgentsStaysWithinTheBudget(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("KUBEFAN_HERD"))

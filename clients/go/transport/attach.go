@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -43,7 +44,7 @@ func attach(config *rest.Config, options Options, in environment) error {
 		router: router{base: base}, connection: to, gate: newGate(in.clock, in.random, options.Budget),
 		waits: options.Fallback == FallbackNever, address: options.Address, logger: options.Logger, environment: in,
 	}
-	shared.health.probe = to.probe
+	shared.health = fallback.NewHealth(context.Background(), to.probe)
 	shared.monitor = &monitor{
 		address: options.Address, fallback: "reads go to the apiserver", logger: options.Logger,
 		clock: in.clock, random: in.random, isServing: shared.isServing, returned: shared.endDirectWatches,

@@ -61,7 +61,7 @@ func TestAProgramStartsWithoutTheCAOfKubefan(t *testing.T) {
 				t.Error(lines)
 			}
 			write(pair.kubefan.authority.pem)
-			pair.clock.advance(fallback.HoldMin + 2*probeEvery)
+			pair.clock.advance(fallback.HoldMin + 2*fallback.ProbeEvery)
 			pair.expect(list, "200 kubefan")
 		})
 	}
@@ -103,7 +103,7 @@ func TestMetricsShowWhereReadsGoAndWhy(t *testing.T) {
 	pair.kubefan.on(nil)
 	pair.expect(watch, "200 apiserver")
 	pair.kubefan.on(says(http.StatusOK, "passed on"))
-	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*fallback.ProbeEvery)
 	for range passedOnMax {
 		pair.expect(watch, "200 passed on")
 	}

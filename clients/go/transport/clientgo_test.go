@@ -439,7 +439,7 @@ func TestAnInformerResumesFromItsVersionOnBothSides(t *testing.T) {
 
 	pair.kubefan.asked()
 	pair.kubefan.on(podsAPI(fromKubefan, hit))
-	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*fallback.ProbeEvery)
 	pair.clock.advance(directWatchesEndWithin)
 	fromKubefan <- podEvent("ADDED", "returned", 8)
 	told.isTold("returned")

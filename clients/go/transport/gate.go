@@ -59,8 +59,8 @@ func newGate(clock fallback.Clock, random func() float64, budget Budget) *gate {
 	return &gate{clock: clock, random: random, budget: budget.withDefaults()}
 }
 
-// setBudget takes the budget that kubefan tells. A moment that was chosen before comes no later than the new window
-// allows.
+// setBudget takes the budget that kubefan tells. A moment that was chosen before comes no later
+// than the new window allows.
 func (g *gate) setBudget(budget Budget) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -2,9 +2,9 @@ package transport
 
 import (
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
+
+	"kubefan.dev/clients/go/internal/fallback"
 )
 
 // budgetHeader is a header of kubefan's answers. It tells the clients how to share the apiserver
@@ -57,23 +57,6 @@ func (b Budget) window() time.Duration {
 
 // budgetOf reads the budget that an answer of kubefan names.
 func budgetOf(header http.Header) (Budget, bool) {
-	found := Budget{}
-	for member := range strings.SplitSeq(strings.Join(header.Values(budgetHeader), ","), ",") {
-		member, _, _ = strings.Cut(member, ";")
-		name, value, _ := strings.Cut(strings.TrimSpace(member), "=")
-		switch name {
-		case "clients":
-			found.Clients = 0
-			if number, err := strconv.ParseUint(value, 10, 31); err == nil {
-				found.Clients = int(min(number, clientsMax))
-			}
-		case "rate":
-			found.StartsPerSecond = 0
-			// Digits and a point only: ParseFloat also reads "Inf" and "1e9".
-			if number, err := strconv.ParseFloat(value, 64); err == nil && strings.Trim(value, "0123456789.") == "" {
-				found.StartsPerSecond = number
-			}
-		}
-	}
-	return found, found.Clients >= 1 && found.StartsPerSecond > 0
+	told, ok := fallback.ParseBudget(header.Values(budgetHeader))
+	return Budget{Clients: min(told.Clients, clientsMax), StartsPerSecond: told.StartsPerSecond}, ok
 }

@@ -26,7 +26,7 @@ type kubefan struct {
 	router     router
 	connection *connection
 	monitor    *monitor
-	health     health
+	health     *fallback.Health
 	gate       *gate
 	learned    learned
 	direct     directWatches
@@ -152,7 +152,7 @@ func (k *kubefan) ask(request *http.Request, asked read, epoch uint64) (*http.Re
 		isServing := false
 		if errors.Is(err, errNoAnswer) {
 			// kubefan may wait for an apiserver that is down, such as for a review of the caller.
-			if isServing, err = k.health.isServing(request.Context()); err != nil {
+			if isServing, err = k.health.IsServing(request.Context()); err != nil {
 				return nil, silent, err
 			}
 			err = errNoAnswer
@@ -199,7 +199,7 @@ func (k *kubefan) isAway(ctx context.Context, response *http.Response, shown ver
 	if !isDoubtful(response, shown) {
 		return false, nil
 	}
-	isServing, err := k.health.isServing(ctx)
+	isServing, err := k.health.IsServing(ctx)
 	if err != nil || isServing {
 		return false, err
 	}
@@ -303,7 +303,7 @@ func (k *kubefan) endSoon(watch *directWatch) {
 
 // isServing asks for the health.
 func (k *kubefan) isServing() bool {
-	isServing, _ := k.health.isServing(context.Background())
+	isServing, _ := k.health.IsServing(context.Background())
 	return isServing
 }
 

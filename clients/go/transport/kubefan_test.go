@@ -218,7 +218,7 @@ func TestReadsMoveAndReturnWithOneLineEach(t *testing.T) {
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 			pair.clock.advance(fallback.HoldMin)
 			pair.expect(list, "200 apiserver")
-			pair.clock.advance(2 * probeEvery)
+			pair.clock.advance(2 * fallback.ProbeEvery)
 			pair.expect(list, "200 kubefan")
 			lines := pair.logged.all()
 			if len(lines) != 2 || !strings.Contains(lines[0], "kubefan is away: reads go to the apiserver") ||
@@ -245,7 +245,7 @@ func TestReadsReturnAtOnceWhileTheApiserverIsAwayToo(t *testing.T) {
 				}
 			}
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
-			pair.clock.advance(2 * probeEvery)
+			pair.clock.advance(2 * fallback.ProbeEvery)
 			pair.expect(list, "200 kubefan")
 		})
 	}
@@ -309,29 +309,6 @@ func TestAnAnswerOfSomethingInThePlaceOfKubefanIsAnOutage(t *testing.T) {
 				t.Error(lines)
 			}
 		})
-	}
-}
-
-func TestTheHealthIsAskedOnceForReadsThatFailTogether(t *testing.T) {
-	asked, answer := atomic.Int32{}, make(chan struct{})
-	shared := health{probe: func(context.Context) bool {
-		asked.Add(1)
-		<-answer
-		return true
-	}}
-	first, second := shared.begin(), shared.begin()
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := shared.isServing(gone); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	close(answer)
-	<-first.done
-	if second != first || asked.Load() != 1 {
-		t.Error(asked.Load(), "questions")
-	}
-	if isServing, err := shared.isServing(t.Context()); !isServing || err != nil || asked.Load() != 2 {
-		t.Error("an old answer counts", isServing, err)
 	}
 }
 
@@ -481,9 +458,9 @@ func TestReadsThatWaitReturnWithKubefan(t *testing.T) {
 			for range attemptsMax + 1 {
 				<-pair.clock.armed
 			}
-			pair.clock.advance(2 * probeEvery)
+			pair.clock.advance(2 * fallback.ProbeEvery)
 			pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
-			pair.clock.advance(2 * probeEvery)
+			pair.clock.advance(2 * fallback.ProbeEvery)
 			if got := <-read; got != "200 kubefan" {
 				t.Error(got)
 			}
@@ -575,7 +552,7 @@ func TestWatchesAtTheApiserverEndAfterTheReturn(t *testing.T) {
 	// It waits for as long as it likes, and kubefan is still probed.
 	pair.clock.advance(2 * unusedMax)
 	pair.kubefan.on(says(http.StatusOK, "passed on"))
-	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*fallback.ProbeEvery)
 	pair.clock.advance(directWatchesEndWithin)
 	if rest, err := io.ReadAll(moved.Body); err != nil || len(rest) > 0 {
 		t.Error("it does not end like a watch whose time is up: ", rest, err)
@@ -625,14 +602,14 @@ func TestAKubefanThatNobodyNeedsIsNotProbed(t *testing.T) {
 	pair := attached(t, setting{})
 	pair.kubefan.on(nil)
 	pair.expect(list, "200 apiserver")
-	pair.clock.advance(unusedMax + 2*probeEvery)
+	pair.clock.advance(unusedMax + 2*fallback.ProbeEvery)
 	if pending := pair.clock.count(); pending != 0 {
 		t.Error(pending, "timers")
 	}
 	// The next read finds out that it is back.
 	pair.kubefan.on(says(http.StatusOK, "kubefan", hit))
 	pair.expect(list, "200 apiserver")
-	pair.clock.advance(fallback.HoldMin + 2*probeEvery)
+	pair.clock.advance(fallback.HoldMin + 2*fallback.ProbeEvery)
 	pair.expect(list, "200 kubefan")
 }
 

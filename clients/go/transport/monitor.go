@@ -9,15 +9,9 @@ import (
 	"kubefan.dev/clients/go/internal/fallback"
 )
 
-const (
-	// probeEvery is the time between two probes of a kubefan that is away, a quarter more or less.
-	probeEvery = 5 * time.Second
-	// probeMax bounds a probe.
-	probeMax = 3 * time.Second
-	// unusedMax is for how long kubefan is probed although nothing is read. A program that has
-	// ended its reads is left alone.
-	unusedMax = 5 * time.Minute
-)
+// unusedMax is for how long kubefan is probed although nothing is read. A program that has ended
+// its reads is left alone.
+const unusedMax = 5 * time.Minute
 
 // monitor has the state of kubefan, and probes it while it is away. Between two probes there is a
 // timer and no goroutine, because a transport does not learn when its program stops to use it.
@@ -116,7 +110,7 @@ func (m *monitor) arm() {
 		return
 	}
 	m.isProbing = true
-	m.clock.AfterFunc(time.Duration((0.75+m.random()/2)*float64(probeEvery)), m.probeOnce)
+	m.clock.AfterFunc(time.Duration((0.75+m.random()/2)*float64(fallback.ProbeEvery)), m.probeOnce)
 }
 
 func (m *monitor) probeOnce() {

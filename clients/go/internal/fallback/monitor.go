@@ -9,7 +9,7 @@ import (
 const (
 	// ProbeEvery is the time between two probes of a kubefan that is away, a quarter more or less.
 	ProbeEvery = 5 * time.Second
-	// probeMax bounds a probe.
+	// probeMax bounds a question about kubefan's health.
 	probeMax = 3 * time.Second
 	// returnMin and returnMax are the time after a return in which watches leave the apiserver.
 	returnMin = 2 * time.Second
@@ -30,6 +30,7 @@ type Settings struct {
 // timer and no goroutine.
 type Monitor struct {
 	settings Settings
+	health   *Health
 	ctx      context.Context
 	cancel   context.CancelFunc
 
@@ -38,20 +39,13 @@ type Monitor struct {
 	// changed is closed when reads go to another server.
 	changed   chan struct{}
 	stopProbe func()
-	// question is one about kubefan's health that has no answer yet.
-	question *question
-}
-
-// question is shared by all that want to know the answer at the same time.
-type question struct {
-	done      chan struct{}
-	isServing bool
 }
 
 // NewMonitor returns a monitor that takes kubefan for healthy.
 func NewMonitor(settings Settings) *Monitor {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Monitor{settings: settings, ctx: ctx, cancel: cancel, changed: make(chan struct{})}
+	health := NewHealth(ctx, settings.Probe)
+	return &Monitor{settings: settings, health: health, ctx: ctx, cancel: cancel, changed: make(chan struct{})}
 }
 
 // View is the state of kubefan as a read finds it.
@@ -122,35 +116,7 @@ func (m *Monitor) arm() {
 
 // IsServing asks kubefan for its health. It returns false if kubefan does not serve, or does not
 // answer in time. The error is that of the context.
-func (m *Monitor) IsServing(ctx context.Context) (bool, error) {
-	asked := m.ask()
-	select {
-	case <-asked.done:
-		return asked.isServing, nil
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
-	}
-}
-
-func (m *Monitor) ask() *question {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.question == nil {
-		m.question = &question{done: make(chan struct{})}
-		go m.answer(m.question)
-	}
-	return m.question
-}
-
-func (m *Monitor) answer(asked *question) {
-	ctx, cancel := context.WithTimeout(m.ctx, probeMax)
-	defer cancel()
-	asked.isServing = m.settings.Probe(ctx)
-	m.mu.Lock()
-	m.question = nil
-	m.mu.Unlock()
-	close(asked.done)
-}
+func (m *Monitor) IsServing(ctx context.Context) (bool, error) { return m.health.IsServing(ctx) }
 
 func (m *Monitor) probe() {
 	isHealthy, _ := m.IsServing(m.ctx)
