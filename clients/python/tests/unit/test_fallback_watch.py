@@ -59,6 +59,11 @@ def options(apiserver: FakeApiserver, **more: Any) -> ClientOptions:
     return ClientOptions(apiserver=apiserver.client, budget=Budget(1, 1000.0), **more)
 
 
+def pods(kind: str, server: Server, options: ClientOptions, **keywords: Any) -> Recorder:
+    """A watch of the pods of a server."""
+    return Recorder(kind, server.address, "watch_items", "pods", options=options, **keywords)
+
+
 def words(seen: list[Any]) -> list[str]:
     """The items as words: names and versions."""
     made = []
@@ -90,9 +95,7 @@ def test_a_watch_continues_at_the_apiserver_and_returns(kind: str) -> None:
         server.is_serving = False
         sides: list[Side] = []
         made = options(apiserver, on_side=lambda side, _: sides.append(side))
-        with Recorder(
-            kind, server.address, "watch_items", "pods", options=made, backoff=FAST
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST) as watch:
             watch.until(lambda seen: "b 9" in words(seen), "the events of the apiserver")
             expected = ["SnapshotBegin", "a ", "SnapshotEnd 5", "a 7", "b 7", "b 9"]
             assert lasting(watch.seen) == expected
@@ -112,9 +115,7 @@ def test_a_program_that_never_reached_kubefan_gets_its_state_from_the_apiserver(
     with Server(GONE) as server, FakeApiserver(lists, watches) as apiserver:
         server.is_serving = False
         made = options(apiserver)
-        with Recorder(
-            kind, server.address, "watch_items", "pods", options=made, backoff=FAST
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST) as watch:
             watch.until(lambda seen: len(seen) >= 7, "the state")
             assert words(watch.seen) == [
                 "Disconnected",
@@ -159,15 +160,7 @@ def test_a_watch_that_the_apiserver_refuses_waits_for_kubefan(kind: str) -> None
     with Server(GONE, script) as server, FakeApiserver(watches=[403]) as apiserver:
         server.is_serving = False
         made = options(apiserver)
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=made,
-            backoff=FAST,
-            resource_version="5",
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST, resource_version="5") as watch:
             watch.until(lambda seen: "x 6" in words(seen), "kubefan's event")
             assert apiserver.requests == ["watch 5"]
 
@@ -178,15 +171,7 @@ def test_a_watch_that_kubefan_has_no_answer_for_is_read_from_the_apiserver(kind:
     with Server(refused) as server, FakeApiserver(watches=[[line("ADDED", "x", "6")]]) as apiserver:
         sides: list[Side] = []
         made = options(apiserver, on_side=lambda side, _: sides.append(side))
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=made,
-            backoff=FAST,
-            resource_version="5",
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST, resource_version="5") as watch:
             watch.until(lambda seen: "x 6" in words(seen), "the apiserver's event")
             assert sides == []
 
@@ -203,15 +188,7 @@ def test_a_resource_that_stays_busy_moves_only_its_watch_if_kubefan_serves(
         server.is_serving = is_serving
         sides: list[Side] = []
         made = options(apiserver, on_side=lambda side, _: sides.append(side))
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=made,
-            backoff=FAST,
-            resource_version="5",
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST, resource_version="5") as watch:
             watch.until(lambda seen: "x 6" in words(seen), "the apiserver's event")
             assert sides == ([] if is_serving else [Side.AWAY])
 
@@ -220,15 +197,7 @@ def test_a_resource_that_stays_busy_moves_only_its_watch_if_kubefan_serves(
 def test_a_setting_waits_instead_of_falling_back(kind: str) -> None:
     with Server(GONE, GONE, sends(*FIRST)) as server, FakeApiserver() as apiserver:
         made = options(apiserver)
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=made,
-            backoff=FAST,
-            fallback=Fallback.NEVER,
-        ) as watch:
+        with pods(kind, server, made, backoff=FAST, fallback=Fallback.NEVER) as watch:
             watch.until(lambda seen: "SnapshotEnd 5" in words(seen), "kubefan's state")
             assert apiserver.requests == []
 
@@ -321,15 +290,7 @@ def _returns(kind: str, entry: Any, **keywords: Any) -> list[Any]:
     last = sends(event("ADDED", "x", "6", "6"))
     with Server(GONE, last) as server, FakeApiserver(watches=[entry]) as apiserver:
         server.is_serving = False
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=options(apiserver),
-            resource_version="5",
-            **keywords,
-        ) as watch:
+        with pods(kind, server, options(apiserver), resource_version="5", **keywords) as watch:
             apiserver.until("watch 5")
             server.is_serving = True
             watch.until(lambda seen: "x 6" in words(seen), "kubefan's event")
@@ -355,14 +316,6 @@ def test_a_watch_that_ends_at_once_is_not_repeated_at_once(kind: str) -> None:
     with Server(GONE) as server, FakeApiserver(watches=["end"]) as apiserver:
         server.is_serving = False
         made = options(apiserver)
-        with Recorder(
-            kind,
-            server.address,
-            "watch_items",
-            "pods",
-            options=made,
-            backoff=backoff,
-            resource_version="5",
-        ) as watch:
+        with pods(kind, server, made, backoff=backoff, resource_version="5") as watch:
             watch.until(lambda seen: "Reconnected" in words(seen), "the watch")
         assert apiserver.requests == ["watch 5"]
