@@ -19,6 +19,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -92,8 +93,8 @@ impl Alarm {
 struct Sample {
     differences: f64,
     other_clusters: f64,
-    /// By cache and reason.
-    relists: HashMap<(CacheLabels, String), f64>,
+    /// By cache and reason. They seldom change, so samples share them.
+    relists: Arc<HashMap<(CacheLabels, String), f64>>,
     dispatched: f64,
     dispatched_late: f64,
     memory_step: f64,
@@ -112,7 +113,7 @@ impl Sample {
         Self {
             differences: with("kubefan_self_checks_total", "result", "different"),
             other_clusters: with("kubefan_upstream_watch_restarts_total", "reason", "other_cluster"),
-            relists: relists(families),
+            relists: Arc::new(relists(families)),
             dispatched: latency.iter().map(|metric| metric.get_histogram().get_sample_count() as f64).sum(),
             dispatched_late: latency.iter().map(late).sum(),
             memory_step: total(families, "kubefan_memory_pressure_step"),
@@ -168,7 +169,12 @@ impl Fired {
 impl Alarms {
     /// Takes a sample of metrics whose gauges are up to date. Returns the alarms that fire now.
     pub fn sample(&mut self, families: &[MetricFamily], now: Instant) -> Vec<Alarm> {
-        let sample = Sample::of(families);
+        let mut sample = Sample::of(families);
+        if let Some((_, last)) = self.samples.back()
+            && last.relists == sample.relists
+        {
+            sample.relists = last.relists.clone();
+        }
         for alarm in Alarm::ALL {
             if !self.is_due(alarm, &sample, now) {
                 continue;

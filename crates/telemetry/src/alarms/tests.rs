@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use kubefan_model::{GroupVersionResource, Media, Scope};
 use prometheus::Registry;
 
