@@ -67,9 +67,9 @@ pub(super) enum StartFrom {
     /// None: it lists.
     #[default]
     List,
-    /// That of a peer, or else of the process before, once upstream has confirmed it.
+    /// The state of a peer, or else of the process before, once upstream has confirmed it.
     Peers,
-    /// One of the process before that is served already, because upstream did not answer.
+    /// A state of the process before that is served already, because upstream did not answer.
     Saved(Box<UnconfirmedState>),
 }
 

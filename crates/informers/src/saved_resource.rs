@@ -109,7 +109,7 @@ pub(super) async fn read(context: &CacheContext, served: &Served, schema: String
         served.hub.metrics().saved_states.started(SavedStart::Refused);
         warn!(%resource, scope, %error, "the saved state cannot be used");
     };
-    // One after the other: each state takes memory before it can be measured.
+    // A few at a time: each state takes memory before it can be measured.
     let _turn = states.reads.acquire().await.ok()?;
     let Ok(_permit) = served.hub.gate().acquire(None).await else {
         refused(&"memory is short");

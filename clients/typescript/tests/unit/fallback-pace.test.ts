@@ -1,4 +1,4 @@
-// What reads at an apiserver do while time passes: with a time of the test's own.
+// Tests of reads at an apiserver while time passes, with a clock of their own.
 
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";

@@ -1,10 +1,10 @@
 //! The directory with the files: who may write it, and how a file is replaced.
 //!
-//! Whoever can write a file decides what kubefan serves. So the directory and its files belong to
-//! the user of this process, and nobody else may write them. Volumes often have wider rights, so
-//! the files are in a directory of their own inside of the given one. Files are opened relative to
-//! the opened directory, and links are not followed, so that a directory that is replaced later
-//! changes nothing.
+//! A user who can write a file decides what kubefan serves. So the directory and its files must
+//! belong to the user of this process, and other users must not be able to write them. Volumes
+//! often have wider rights, so the files are in a directory of their own inside of the given one.
+//! Files are opened relative to the opened directory, and links are not followed, so that a
+//! directory that is replaced later changes nothing.
 
 use std::{
     fs::File,
@@ -240,7 +240,7 @@ impl StateDir {
     }
 }
 
-/// Checks that a file or directory belongs to this user, and that nobody else may write it.
+/// Checks that a file or directory belongs to this user, and that other users cannot write it.
 pub(super) fn check_rights(found: &Stat, ours: u32) -> Result<(), SavedError> {
     let mode = found.st_mode & 0o7777;
     if found.st_uid != ours {

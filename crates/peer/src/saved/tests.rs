@@ -437,7 +437,7 @@ async fn after_a_crash_at_any_moment_of_a_save_there_is_one_whole_state_or_none(
         } else {
             killed.remove(&name()).unwrap();
         }
-        // What the disk has of the new file: the rest of it is missing, or was never written.
+        // The disk has a part of the new file. The rest is missing, or was never written.
         let mut on_disk = content[..random.random_range(0..=content.len())].to_vec();
         if random.random_range(0..3) == 0 {
             on_disk.resize(content.len(), 0);

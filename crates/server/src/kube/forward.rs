@@ -70,8 +70,8 @@ pub struct ForwardOptions {
     pub hosts: AllowedHosts,
     /// Maximum requests of one identity that are forwarded at a time; `None` for no limit.
     pub per_identity_max: Option<usize>,
-    /// Whether upstream is another kubefan, which says itself who has made its answers. The
-    /// apiserver in its place is none.
+    /// Whether upstream is another kubefan. Then headers of upstream say who has made an answer,
+    /// except for answers of the apiserver of the fallback.
     pub is_to_kubefan: bool,
 }
 
